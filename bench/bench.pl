@@ -1,0 +1,422 @@
+# bench.pl NAME: one bench, one or more lines of the table. Run by bench/run.
+#
+#   latency    commit -> in Redis, single offers on an idle system
+#   lateness   due instant -> in the list: idle, and at N random pending, 5k/s due
+#   offer      N dq_offer in one statement / INSERT into a plain indexed table
+#   trigger    TPS of a single-row INSERT with dq_offer_trigger / with a trigger
+#              that inserts into a plain outbox table
+#   relay      tasks/s outbox -> Redis / a bare client that pipelines the very
+#              commands the relay sent, recorded with MONITOR
+#   held       relay with a snapshot held open: last tenth / first tenth
+#   transfer   tasks/s pending -> list with N random pending / the same script
+#              called back to back by a bare client
+#   memory     bytes of Redis per task, 20-byte payloads, index on and off
+#   slowlog    scripts above 5 ms since bench/run started
+use strict;
+use warnings;
+
+use IO::Socket::UNIX;
+use Time::HiRes qw(time sleep);
+
+my $N = $ENV{N} || 1_000_000;
+my $name = shift || die "which bench?\n";
+
+# ---- Redis, spoken plainly ---------------------------------------------------
+
+sub redis_connect
+{
+	my $fh = IO::Socket::UNIX->new(Peer => $ENV{REDIS_SOCKET}) or die "Redis: $!";
+
+	binmode $fh;
+	return { fh => $fh, buf => '' };
+}
+
+sub encode { return '*' . @_ . "\r\n" . join('', map { '$' . length($_) . "\r\n$_\r\n" } @_); }
+
+sub line
+{
+	my ($c) = @_;
+	my $i;
+
+	while (($i = index($c->{buf}, "\r\n")) < 0)
+	{
+		sysread($c->{fh}, $c->{buf}, 1 << 20, length $c->{buf}) or die 'Redis went away';
+	}
+	my $l = substr($c->{buf}, 0, $i);
+	substr($c->{buf}, 0, $i + 2) = '';
+	return $l;
+}
+
+sub reply
+{
+	my ($c) = @_;
+	my $l = line($c);
+	my ($type, $rest) = (substr($l, 0, 1), substr($l, 1));
+
+	if ($type eq '$')
+	{
+		return undef if $rest < 0;
+		while (length $c->{buf} < $rest + 2)
+		{
+			sysread($c->{fh}, $c->{buf}, 1 << 20, length $c->{buf}) or die 'Redis went away';
+		}
+		my $d = substr($c->{buf}, 0, $rest);
+		substr($c->{buf}, 0, $rest + 2) = '';
+		return $d;
+	}
+	return [ map { reply($c) } 1 .. $rest ] if $type eq '*' && $rest >= 0;
+	die "Redis: $rest\n" if $type eq '-';
+	return $rest;
+}
+
+my $conn = redis_connect();
+
+sub redis
+{
+	my (@args) = @_;
+
+	print { $conn->{fh} } encode(@args);
+	$conn->{fh}->flush;
+	return reply($conn);
+}
+
+# ---- PostgreSQL ------------------------------------------------------------------
+
+sub sql
+{
+	my ($sql) = @_;
+	my $file = "$ENV{WORK}/bench.sql";
+
+	open my $fh, '>', $file or die;
+	print $fh "SET client_min_messages = warning;\n$sql\n";
+	close $fh;
+	my $out = `$ENV{PSQL} -X -q -At -v ON_ERROR_STOP=1 -f $file`;
+	die "SQL failed: $sql\n" if $? != 0;
+	chomp $out;
+	return $out;
+}
+
+sub timed { my ($code) = @_; my $s = time(); $code->(); return time() - $s; }
+
+sub wait_for
+{
+	my ($code) = @_;
+	my $end = time() + 900;
+
+	while (!$code->())
+	{
+		die "bench $name: waited 15 minutes in vain\n" if time() > $end;
+		sleep(0.005);
+	}
+}
+
+sub zset { return "redisson_delay_queue_timeout:{$_[0]}"; }
+sub clean_redis { my ($q) = @_; redis('UNLINK', $q, zset($q), "dq:{$q}:index", "dq:{$q}:twins"); }
+
+sub quantile { my ($p, @x) = @_; @x = sort { $a <=> $b } @x; return $x[ int($p * $#x + 0.5) ]; }
+
+sub row
+{
+	my ($what, $measured, $compared, $ratio, $reach) = @_;
+
+	printf "%-44s %14s %14s %8s %8s\n", $what, $measured, $compared, defined $ratio ? sprintf('%.2f', $ratio) : '', $reach;
+}
+
+sub queue { my ($q, $options) = @_; sql("SELECT FROM dq_create_queue('$q', 'redis', 'text', '" . ($options || '{}') . "')"); }
+
+# ---- the benches ---------------------------------------------------------------------
+
+my %bench = (
+	latency => sub {
+		queue('b_latency');
+		my @ms;
+		open my $psql, '|-', "$ENV{PSQL} -X -q -At -o /dev/null -f -" or die;
+		$psql->autoflush(1);
+		for my $i (1 .. 500)
+		{
+			my $n = redis('ZCARD', zset('b_latency'));
+			# the call itself is measured by the server and taken off
+			my $s = time();
+			print $psql "SELECT dq_offer('b_latency', 'x', '1 hour');\n";
+			1 while redis('ZCARD', zset('b_latency')) == $n;
+			push @ms, 1000 * (time() - $s);
+			sleep(0.003);
+		}
+		close $psql;
+		row('statement sent -> in Redis, idle, p50', sprintf('%.2f ms', quantile(0.5, @ms)), '', undef, '<= 2');
+		row('statement sent -> in Redis, idle, p99', sprintf('%.2f ms', quantile(0.99, @ms)), '', undef, '<= 10');
+	},
+
+	lateness => sub {
+		for my $case ([ 'idle', 500, 10, 0 ], [ "$N pending, 5k/s", 50000, 10, $N ])
+		{
+			my ($what, $n, $seconds, $pending) = @$case;
+			my $q = $pending ? 'b_late_full' : 'b_late_idle';
+			queue($q);
+			if ($pending)
+			{
+				sql("SELECT count(dq_offer('$q', i::text, '1 hour'::interval + random() * '1 day'::interval)) FROM generate_series(1, $pending) i; SELECT dq_sync('$q', '10 min')");
+			}
+			# the payload is the due instant; the hand-over is over before the first
+			sql("SELECT count(dq_offer_at('$q', to_char(floor(extract(epoch FROM d) * 1000), 'FM9999999999999'), d)) FROM (SELECT date_trunc('milliseconds', clock_timestamp()) + '6 s'::interval + i * interval '$seconds s' / $n AS d FROM generate_series(1, $n) i) x; SELECT dq_sync('$q', '10 min')");
+			my @late;
+			while (@late < $n)
+			{
+				my $got = redis('LPOP', $q, 1000);
+				my $now = time() * 1000;
+				if (!$got) { sleep(0.0005); next; }
+				push @late, map { $now - $_ } @$got;
+			}
+			row("due -> in the list, $what, p50", sprintf('%.1f ms', quantile(0.5, @late)), '', undef, '');
+			row("due -> in the list, $what, p99", sprintf('%.1f ms', quantile(0.99, @late)), '', undef, $pending ? '<= 50' : '<= 5');
+			clean_redis($q);
+		}
+	},
+
+	offer => sub {
+		queue('b_offer');
+		sql("SELECT dq_worker_stop()");
+		sql("CREATE TABLE b_plain (id bigserial PRIMARY KEY, due timestamptz, key text, payload text, created timestamptz DEFAULT clock_timestamp())");
+		my (@plain, @offer);
+		for (1 .. 3)
+		{
+			push @plain, timed(sub { sql("INSERT INTO b_plain (due, payload) SELECT clock_timestamp() + '1 hour'::interval, 'payload of 20 bytes ' FROM generate_series(1, $N) i") });
+			push @offer, timed(sub { sql("SELECT count(dq_offer('b_offer', 'payload of 20 bytes ', '1 hour')) FROM generate_series(1, $N) i") });
+			sql("TRUNCATE b_plain");
+		}
+		my ($p, $o) = (quantile(0.5, @plain), quantile(0.5, @offer));
+		row("$N dq_offer / INSERT, indexed table", sprintf('%.2f us', 1e6 * $o / $N), sprintf('%.2f us', 1e6 * $p / $N), $o / $p, '<= 1.5');
+		sql("DROP TABLE b_plain; SELECT dq_worker_start()");
+		sql("SELECT dq_sync('b_offer', '10 min')");
+		clean_redis('b_offer');
+	},
+
+	trigger => sub {
+		queue('b_trigger');
+		sql(<<'SQL');
+CREATE TABLE b_plain_t (id bigserial PRIMARY KEY, item text);
+CREATE TABLE b_offer_t (id bigserial PRIMARY KEY, item text);
+CREATE TABLE b_outbox (id bigserial PRIMARY KEY, due timestamptz, key text, payload text);
+CREATE FUNCTION b_outbox() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO b_outbox (due, key, payload)
+  VALUES (clock_timestamp() + '1 hour', NEW.id::text, to_json(NEW)::text);
+  RETURN NULL;
+END $$;
+CREATE TRIGGER o AFTER INSERT ON b_plain_t FOR EACH ROW EXECUTE FUNCTION b_outbox();
+CREATE TRIGGER o AFTER INSERT ON b_offer_t FOR EACH ROW
+  EXECUTE FUNCTION dq_offer_trigger('b_trigger', '1 hour', 'id');
+SQL
+		my %tps;
+		for my $round (1 .. 3)
+		{
+			for my $table ('b_plain_t', 'b_offer_t')
+			{
+				open my $fh, '>', "$ENV{WORK}/pgbench.sql" or die;
+				print $fh "INSERT INTO $table (item) VALUES ('lamp');\n";
+				close $fh;
+				my $out = `$ENV{BIN}/pgbench -n -M prepared -c 2 -j 1 -T 8 -f $ENV{WORK}/pgbench.sql 2>&1`;
+				push @{ $tps{$table} }, $out =~ /tps = ([\d.]+)/ ? $1 : die $out;
+			}
+		}
+		my ($p, $o) = (quantile(0.5, @{ $tps{b_plain_t} }), quantile(0.5, @{ $tps{b_offer_t} }));
+		row('single-row INSERT with trigger, TPS', sprintf('%.0f', $o), sprintf('%.0f', $p), $o / $p, '>= 0.9');
+		sql("DROP TABLE b_plain_t, b_offer_t, b_outbox CASCADE; DROP FUNCTION IF EXISTS b_outbox(); SELECT dq_sync('b_trigger', '10 min')");
+		clean_redis('b_trigger');
+	},
+
+	relay => sub {
+		my $n = $N > 300000 ? 300000 : $N;
+		queue('b_relay');
+		sql("SELECT dq_worker_stop(); SELECT count(dq_offer('b_relay', 'payload of 20 bytes ', '1 hour')) FROM generate_series(1, $n) i");
+		my $ours = relay_time('b_relay', $n);
+
+		# The same rows once more, recorded; then sent by a bare client into an
+		# empty Redis, fence and all, as one pipeline.
+		clean_redis('b_relay');
+		my $file = "$ENV{WORK}/recorded";
+		my $pid = record($file);
+		sql("SELECT dq_worker_stop(); SELECT count(dq_offer('b_relay', 'payload of 20 bytes ', '1 hour')) FROM generate_series(1, $n) i");
+		my %before = fence('b_relay');
+		relay_time('b_relay', $n);
+		kill 'TERM', $pid;
+		waitpid($pid, 0);
+		my @commands = grep { /^\*\d+\r\n\$\d+\r\nEVALSHA\r\n/i && length > 3000 } slurp_commands($file);
+		sql("SELECT dq_worker_stop()");
+		clean_redis('b_relay');
+		redis('DEL', 'dq:{b_relay}:fence');
+		redis('HSET', 'dq:{b_relay}:fence', %before) if %before;
+		# session and version as they were when the first page went out: taken
+		# over from the page itself by running it; a refusal shows in ZCARD
+		my $bare = timed(sub {
+			my $i = 0;
+			my $inflight = 0;
+			for my $c (@commands)
+			{
+				print { $conn->{fh} } $c;
+				$inflight++;
+				if ($inflight >= 8) { $conn->{fh}->flush; reply($conn); $inflight--; }
+			}
+			$conn->{fh}->flush;
+			reply($conn) while $inflight--;
+		});
+		my $applied = redis('ZCARD', zset('b_relay'));
+		row("relay, $n tasks, tasks/s", sprintf('%.0f', $n / $ours), $applied ? sprintf('%.0f', $applied / $bare) : 'refused',
+			$applied ? ($n / $ours) / ($applied / $bare) : undef, '>= 0.8');
+		sql("SELECT dq_worker_start()");
+		clean_redis('b_relay');
+	},
+
+	held => sub {
+		queue('b_held');
+		my $parts = 10;
+		my $n = int($N / $parts);
+		open my $psql, '|-', "$ENV{PSQL} -X -q -At -o /dev/null -f -" or die;
+		$psql->autoflush(1);
+		print $psql "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM pg_class;\n";
+		sleep(0.5);
+		my @rate;
+		for (1 .. $parts)
+		{
+			my $s = time();
+			sql("SELECT count(dq_offer('b_held', 'payload of 20 bytes ', '1 hour')) FROM generate_series(1, $n) i; SELECT dq_sync('b_held', '10 min')");
+			push @rate, $n / (time() - $s);
+		}
+		print $psql "COMMIT;\n";
+		close $psql;
+		row("offer + relay, snapshot held, $N, tasks/s", sprintf('%.0f', $rate[-1]), sprintf('%.0f', $rate[0]), $rate[-1] / $rate[0], '>= 0.8');
+		clean_redis('b_held');
+	},
+
+	transfer => sub {
+		my $due = int($N / 5);
+		my @rate;
+		for my $mode ('ours', 'bare')
+		{
+			my $q = "b_move_$mode";
+			queue($q);
+			sql("SELECT dq_pause('$q'); SELECT count(dq_offer('$q', 'payload of 20 bytes ', '1 hour'::interval + random() * '1 day'::interval)) FROM generate_series(1, $N) i; SELECT dq_sync('$q', '10 min')");
+			sql("SELECT count(dq_offer('$q', 'payload of 20 bytes ')) FROM generate_series(1, $due) i; SELECT dq_sync('$q', '10 min')");
+			if ($mode eq 'ours')
+			{
+				my $s = time();
+				sql("SELECT dq_resume('$q')");
+				wait_for(sub { redis('LLEN', $q) >= $due });
+				push @rate, $due / (time() - $s);
+			}
+			else
+			{
+				# the script call that the worker makes, recorded, then sent again and
+				# again as it is: its instant is past for all of them
+				my $file = "$ENV{WORK}/recorded_move";
+				my $pid = record($file);
+				sql("SELECT dq_resume('$q')");
+				wait_for(sub { redis('LLEN', $q) > 0 });
+				sql("SELECT dq_worker_stop()");
+				kill 'TERM', $pid;
+				waitpid($pid, 0);
+				my $left = $due - redis('LLEN', $q);
+				my ($sha) = transfer_call($q, $file);
+				if (!$sha || $left < $due / 10) { push @rate, 0; last; }
+				my $s = time();
+				my ($before, $now) = (-1, 0);
+				while (($now = redis('LLEN', $q)) < $due && $now != $before)
+				{
+					$before = $now;
+					print { $conn->{fh} } $sha for 1 .. 4;
+					$conn->{fh}->flush;
+					reply($conn) for 1 .. 4;
+				}
+				push @rate, (redis('LLEN', $q) - ($due - $left)) / (time() - $s);
+				sql("SELECT dq_worker_start()");
+			}
+			clean_redis($q);
+		}
+		row("transfer, $N random pending, tasks/s", sprintf('%.0f', $rate[0]), $rate[1] ? sprintf('%.0f', $rate[1]) : 'refused',
+			$rate[1] ? $rate[0] / $rate[1] : undef, '>= 0.8');
+	},
+
+	memory => sub {
+		my $n = $N > 200000 ? 200000 : $N;
+		for my $index ('on', 'off')
+		{
+			my $q = "b_memory_$index";
+			queue($q, "{\"index\": \"$index\"}");
+			my $before = memory();
+			sql("SELECT count(dq_offer('$q', lpad(i::text, 20, 'x'), '1 hour'::interval + random() * '1 day'::interval)) FROM generate_series(1, $n) i; SELECT dq_sync('$q', '10 min')");
+			row("Redis memory per task, index $index", sprintf('%.0f B', (memory() - $before) / $n), '', undef, $index eq 'on' ? '<= 250' : '<= 145');
+			clean_redis($q);
+			sleep(1);
+		}
+	},
+
+	slowlog => sub {
+		my $log = redis('SLOWLOG', 'GET', 100000);
+		my @eval = grep { $_->[3][0] =~ /^EVAL/i } @$log;
+		my ($worst) = sort { $b <=> $a } map { $_->[2] } @eval;
+		row('scripts above 5 ms', scalar @eval, $worst ? sprintf('worst %.1f ms', $worst / 1000) : '', undef, '0');
+	});
+
+sub memory { return redis('INFO', 'memory') =~ /used_memory:(\d+)/ ? $1 : 0; }
+
+sub relay_time
+{
+	my ($q, $n) = @_;
+	my $s = time();
+
+	sql("SELECT dq_worker_start()");
+	wait_for(sub { redis('ZCARD', zset($q)) >= $n });
+	return time() - $s;
+}
+
+sub fence { my ($q) = @_; return @{ redis('HGETALL', "dq:{$q}:fence") }; }
+
+# MONITOR into a file, in a process of its own
+sub record
+{
+	my ($file) = @_;
+	my $pid = fork();
+
+	die unless defined $pid;
+	if ($pid == 0)
+	{
+		open STDOUT, '>', $file or die;
+		exec($ENV{REDIS_CLI}, '-s', $ENV{REDIS_SOCKET}, 'monitor');
+	}
+	sleep(0.3);
+	return $pid;
+}
+
+# Lines of MONITOR -> commands in RESP, those of clients (not of scripts)
+sub slurp_commands
+{
+	my ($file) = @_;
+	my @commands;
+
+	open my $fh, '<', $file or die;
+	while (<$fh>)
+	{
+		next unless s/^[\d.]+ \[\d+ (?!lua)[^\]]*\] //;
+		my @args;
+		while (/\G"((?:[^"\\]|\\.)*)"\s*/gs)
+		{
+			my $a = $1;
+			$a =~ s/\\(?:x([0-9a-fA-F]{2})|(.))/defined $1 ? chr(hex $1) : { n => "\n", r => "\r", t => "\t", a => "\a", b => "\b" }->{$2} || $2/ges;
+			push @args, $a;
+		}
+		push @commands, encode(@args) if @args;
+	}
+	return @commands;
+}
+
+# The last recorded transfer call of that queue
+sub transfer_call
+{
+	my ($q, $file) = @_;
+	my $zset = zset($q);
+
+	return (grep { /EVALSHA/i && index($_, $zset) >= 0 && length($_) < 3000 } slurp_commands($file))[-1];
+}
+
+die "no bench $name\n" unless $bench{$name};
+eval { $bench{$name}->(); 1 } or row($name, 'failed', '', undef, '') && warn $@;

@@ -1,0 +1,203 @@
+-- apply.lua: a page of committed operations, in order, exactly once.
+--
+-- ARGV 1 session, 2 floor, 3 source, 4 position expected (the predecessor),
+--   5 position after the page, 6 writer stamp, 7 target snapshot ('': the batch
+--   goes on), 8 '1': the batch is complete, 9 older snapshot to keep ('=' leave,
+--   '' drop), 10 '1': keep the index, 11 number of operations; then operations:
+--   'o' due place payload            offer without key
+--   'k' due place payload key        offer with key: replaces the pending one
+--   'r' member                       remove exactly this member
+--   'e' element due id               remove what the element names now
+--   'x' key                          remove the task with this key
+-- Reply: common part, tasks added, tasks removed.
+-- Safe twice: the fence moves with the data, so a page whose predecessor is not
+-- where the fence stands writes nothing (PO 3, PO 4). Cost: ~6 us an operation.
+local source = ARGV[3]
+local wrong = types()
+if wrong then return wrong end
+local no = refused(ARGV[1], tonumber(ARGV[2]), source)
+if no then return reply(no, source, 0, 0) end
+local _, _, _, position = fence(source)
+if position ~= ARGV[4] then return reply(POSITION, source, 0, 0) end
+
+-- arguments are counted before the first write
+local SHAPE = {o = 4, k = 5, r = 2, e = 4, x = 2}
+local at, stop = 12, #ARGV
+for _ = 1, tonumber(ARGV[11]) do
+  local n = SHAPE[ARGV[at] or '']
+  if not n then return redis.error_reply('ERR dq_bridge: operation ' .. tostring(ARGV[at])) end
+  at = at + n
+end
+if at ~= stop + 1 then return redis.error_reply('ERR dq_bridge: page of a wrong length') end
+
+local index = ARGV[10] == '1'
+local first = head()
+
+-- The first write, and one that is refused when memory is short.
+call('HINCRBY', FENCE, 'ver:' .. source, 1)
+
+local added, removed, indexed = 0, 0, 0
+local zadd, hset, twins, dead = {}, {}, {}, {}
+local fields, places, members, keys, ids, seen = {}, {}, {}, {}, {}, {}
+
+local function send(command, key, list)
+  local n = #list
+  if n == 0 then return 0 end
+  local sum = 0
+  for i = 1, n, 1000 do
+    local e = i + 999
+    if e > n then e = n end
+    sum = sum + call(command, key, unpack(list, i, e))
+  end
+  return sum
+end
+
+-- Offers are gathered in runs; a run is written when an operation needs to see it.
+local function flush()
+  local n = #fields
+  local known = {}
+  for i = 1, n, 1000 do
+    local e = i + 999
+    if e > n then e = n end
+    local part = call('HMGET', INDEX, unpack(fields, i, e))
+    for j = 1, #part do known[i + j - 1] = part[j] end
+  end
+  local h, old = 0, {}
+  for i = 1, n do
+    local field, place, was = fields[i], places[i], known[i]
+    if keys[i] then
+      if was and was ~= place then old[#old + 1] = was end
+      hset[h + 1], hset[h + 2] = field, place
+      hset[h + 3], hset[h + 4] = 'i' .. ids[i], keys[i]
+      h = h + 4
+    else
+      was = seen[field] or was
+      if not was then
+        seen[field] = place
+        hset[h + 1], hset[h + 2] = field, place
+        h = h + 2
+      elseif was ~= place then
+        if was ~= 't' then
+          twins[#twins + 1] = 0
+          twins[#twins + 1] = twin(field, was)
+          seen[field] = 't'
+          hset[h + 1], hset[h + 2] = field, 't'
+          h = h + 2
+        end
+        twins[#twins + 1] = 0
+        twins[#twins + 1] = twin(field, place)
+      end
+    end
+  end
+  -- a key offered again replaces the pending task
+  for _, place in ipairs(old) do
+    local id = sub(place, 7)
+    local m = locate(place_due(place), id)
+    if m then
+      removed = removed + call('ZREM', PENDING, m)
+      indexed = indexed - 1
+    end
+    call('HDEL', INDEX, 'i' .. id)
+  end
+  local new = send('ZADD', PENDING, zadd)
+  added = added + new
+  if index then indexed = indexed + new end
+  send('HSET', INDEX, hset)
+  send('ZADD', TWINS, twins)
+  zadd, hset, twins = {}, {}, {}
+  fields, places, keys, ids, seen = {}, {}, {}, {}, {}
+end
+
+-- By payload among tasks that the index does not know. Linear, but needed only
+-- for a remove that was recorded while Redis was away.
+local function search(payload)
+  local rank = 0
+  while true do
+    local some = call('ZRANGE', PENDING, rank, rank + 499)
+    for _, m in ipairs(some) do
+      local _, id, p = parse(m)
+      if p == payload and call('HEXISTS', INDEX, 'i' .. id) == 0 then return m end
+    end
+    if #some < 500 then return nil end
+    rank = rank + 500
+  end
+end
+
+local z, f = 0, 0
+at = 12
+while at <= stop do
+  local op = ARGV[at]
+  if op == 'o' then
+    local place, payload = ARGV[at + 2], ARGV[at + 3]
+    zadd[z + 1], zadd[z + 2] = ARGV[at + 1], pack(sub(place, 7), payload)
+    z = z + 2
+    if index then
+      f = f + 1
+      fields[f], places[f] = payload_field(payload), place
+    end
+    at = at + 4
+  elseif op == 'k' then
+    local place, payload, key = ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+    local field = 'k' .. key
+    if seen[field] then
+      flush()
+      z, f = 0, 0
+    end
+    local id = sub(place, 7)
+    zadd[z + 1], zadd[z + 2] = ARGV[at + 1], pack(id, payload)
+    z = z + 2
+    f = f + 1
+    fields[f], places[f], keys[f], ids[f] = field, place, key, id
+    seen[field] = place
+    at = at + 5
+  else
+    flush()
+    z, f = 0, 0
+    local m
+    if op == 'r' then
+      m = ARGV[at + 1]
+    elseif op == 'x' then
+      local place = call('HGET', INDEX, 'k' .. ARGV[at + 1])
+      if place then m = locate(place_due(place), sub(place, 7)) end
+    else
+      m = find(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], {})
+      if not m and unindexed() then m = search(ARGV[at + 1]) end
+    end
+    if m then
+      local n = take_write(m)
+      removed = removed + n
+      if index then indexed = indexed - n end
+    end
+    at = at + SHAPE[op]
+  end
+end
+flush()
+
+-- The fence, last: position, writer (PO 5), and the snapshots of the batch.
+local set = {'pos:' .. source, ARGV[5], 'who:' .. source, ARGV[6]}
+local function put(field, value)
+  set[#set + 1] = field .. source
+  set[#set + 1] = value
+end
+local cur = ARGV[7]
+if ARGV[8] == '1' then
+  if cur == '' then cur = call('HGET', FENCE, 'cur:' .. source) or '' end
+  put('prev:', cur)
+  put('cur:', '')
+elseif cur ~= '' then
+  put('cur:', cur)
+end
+if ARGV[9] == '' then
+  call('HDEL', FENCE, 'old:' .. source)
+elseif ARGV[9] ~= '=' then
+  put('old:', ARGV[9])
+end
+call('HSET', FENCE, unpack(set))
+if indexed ~= 0 then call('HINCRBY', FENCE, 'indexed', indexed) end
+
+-- Redisson's timers sleep to the head they know: tell them of an earlier one.
+local now = head()
+if now ~= '' and now ~= first and (first == '' or tonumber(now) < tonumber(first)) then
+  call('PUBLISH', CHANNEL, now)
+end
+return reply(OK, source, added, removed)

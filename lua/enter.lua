@@ -1,0 +1,38 @@
+-- enter.lua: a source comes to a shard: registers its node number; the owner
+-- opens a new session, which freezes the shard until thaw (PO 7).
+--
+-- ARGV 1 source, 2 new session, 3 place, 4 host, 5 database, 6 lease (ms),
+--   7 node, 8 '1': producer, 9 version that status showed, 10 '1': adopt, 11 '1':
+--   by force.
+-- Reply: common part, whom it belongs to.
+-- Safe twice: the second one only opens the same session again.
+local source = ARGV[1]
+local wrong = types()
+if wrong then return wrong end
+local _, _, version = fence(source)
+if version ~= tonumber(ARGV[9]) then return reply(POSITION, source, '') end
+
+local taken = call('HGET', FENCE, 'node:' .. ARGV[7])
+if taken and taken ~= source then return reply(NODE, source, taken) end
+
+if ARGV[8] ~= '1' then
+  local t = call('TIME')
+  local ms = tonumber(t[1]) * 1000 + floor(tonumber(t[2]) / 1000)
+  local o = call('HMGET', OWNER, 'source', 'place', 'host', 'lease', 'database')
+  local alive = tonumber(o[4] or '0') > ms
+  local blame = (o[1] or '') .. ' on ' .. (o[3] or '') .. ', database ' .. (o[5] or '')
+  if o[1] and o[1] ~= source and (ARGV[10] ~= '1' or (alive and ARGV[11] ~= '1')) then
+    return reply(NOTOWNER, source, blame)
+  end
+  -- the same source elsewhere: a failover once its lease is over, else a copy
+  if o[1] == source and o[2] ~= ARGV[3] and alive and ARGV[11] ~= '1' then
+    return reply(NOTOWNER, source, blame)
+  end
+  call('HSET', OWNER, 'source', source, 'place', ARGV[3], 'host', ARGV[4],
+    'database', ARGV[5], 'lease', digits(ms + tonumber(ARGV[6])))
+  call('HSET', FENCE, 'session', ARGV[2])
+  call('HDEL', FENCE, 'open')
+end
+call('HSET', FENCE, 'node:' .. ARGV[7], source)
+call('HINCRBY', FENCE, 'ver:' .. source, 1)
+return reply(OK, source, '')

@@ -1,0 +1,19 @@
+-- find.lua: which pending task does an element name? Writes nothing.
+--
+-- ARGV 1 source, 2 element, 3 due and 4 id bytes if the element has the form of
+--   an id (else ''), 5 and more: members that do not count.
+-- Reply: common part, member ('' none), due, how ('k' key, 'i' id, 'p' payload),
+-- '1' if tasks exist that the index does not know, the fence's prev, cur and old
+-- snapshots, owner's source and place. Cost: O(log N * log N).
+local source = ARGV[1]
+local wrong = types()
+if wrong then return wrong end
+local skip = {}
+for i = 5, #ARGV do skip[ARGV[i]] = true end
+local member, due, how = find(ARGV[2], ARGV[3], ARGV[4], skip)
+local s = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source)
+local o = call('HMGET', OWNER, 'source', 'place')
+local more = 0
+if not member and unindexed() then more = 1 end
+return reply(OK, source, member or '', due or '', how or '', more,
+  s[1] or '', s[2] or '', s[3] or '', o[1] or '', o[2] or '')

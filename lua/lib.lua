@@ -1,0 +1,237 @@
+-- lib.lua: goes before every other script. Key names, the fence, members, the
+-- index. Nothing in here writes unless its name says so.
+--
+-- KEYS (the same eleven for every script, all in one hash slot): pending set,
+-- ready list, channel, companion list, index, fence, hold, claim, quarantine,
+-- owner, twins.
+local PENDING, READY, CHANNEL, INDEX, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[5], KEYS[6]
+local HOLD, BAD, OWNER, TWINS = KEYS[7], KEYS[9], KEYS[10], KEYS[11]
+local call, sub, byte, char = redis.call, string.sub, string.byte, string.char
+local floor = math.floor
+
+-- status codes, see DqStatus
+local OK, SESSION, BEHIND, POSITION, FROZEN, NOTOWNER, NODE = 0, 1, 2, 3, 4, 5, 6
+
+-- A key of a wrong type is refused before the first write.
+local function typed(key, want)
+  local t = call('TYPE', key).ok
+  if t ~= 'none' and t ~= want then
+    return redis.error_reply('WRONGTYPE ' .. key .. ' holds a ' .. t .. ', not a ' .. want)
+  end
+end
+
+local function types()
+  return typed(PENDING, 'zset') or typed(INDEX, 'hash') or typed(FENCE, 'hash')
+    or typed(TWINS, 'zset') or typed(BAD, 'hash') or typed(OWNER, 'hash')
+    or typed(HOLD, 'hash')
+end
+
+-- Where the fence of a source stands: session, whether it is thawed for that
+-- session, version (-1: none), position ('' none). PO 6: part of every reply.
+local function fence(source)
+  local f = call('HMGET', FENCE, 'session', 'open', 'ver:' .. source, 'pos:' .. source)
+  local session = f[1] or ''
+  local open = 0
+  if session ~= '' and f[2] == session then open = 1 end
+  return session, open, tonumber(f[3] or '-1'), f[4] or ''
+end
+
+local function head()
+  local h = call('ZRANGE', PENDING, 0, 0, 'WITHSCORES')
+  return h[2] or ''
+end
+
+-- The common beginning of a reply.
+local function reply(status, source, ...)
+  local session, open, version, position = fence(source)
+  return {status, session, open, version, position, head(), ...}
+end
+
+-- PO 7: who talks to another session, or to a Redis that went back, is refused.
+local function refused(session, least, source)
+  local s, _, version = fence(source)
+  if s ~= session then return SESSION end
+  if version < least then return BEHIND end
+end
+
+-- ---- members: struct.pack('Bc0Lc0', #id, id, #payload, payload) -------------
+
+local function pack(id, payload)
+  return struct.pack('Bc0Lc0', #id, id, #payload, payload)
+end
+
+-- Redisson's format, before 3.21.1 also 'dLc0'. Returns kind ('n' new, 'o' old),
+-- id bytes, payload; or nil and why not.
+local SIZE = struct.size('L')
+local function parse(m)
+  local len = #m
+  local n = byte(m, 1)
+  if n and len >= 1 + n + SIZE then
+    if 1 + n + SIZE + struct.unpack('L', m, 2 + n) == len then
+      return 'n', sub(m, 2, 1 + n), sub(m, 2 + n + SIZE)
+    end
+  end
+  if len >= 8 + SIZE and 8 + SIZE + struct.unpack('L', m, 9) == len then
+    return 'o', sub(m, 1, 8), sub(m, 9 + SIZE)
+  end
+  return nil, 'not a packed task'
+end
+
+-- Byte order of two strings. Lua's own < follows the locale.
+local function before(a, b)
+  local n = #a
+  if #b < n then n = #b end
+  for i = 1, n, 64 do
+    local e = i + 63
+    if e > n then e = n end
+    if sub(a, i, e) ~= sub(b, i, e) then
+      for j = i, e do
+        local x, y = byte(a, j), byte(b, j)
+        if x ~= y then return x < y end
+      end
+    end
+  end
+  return #a < #b
+end
+
+local function digits(due)
+  return string.format('%.0f', due)
+end
+
+-- Rank of the first member with this score that is not before `bound`, and the
+-- rank after the last one with this score. O(log N * log N).
+local function lower_bound(score, bound)
+  local low = call('ZCOUNT', PENDING, '-inf', '(' .. score)
+  local stop = low + call('ZCOUNT', PENDING, score, score)
+  local high = stop
+  while low < high do
+    local mid = floor((low + high) / 2)
+    local m = call('ZRANGE', PENDING, mid, mid)[1]
+    if before(m, bound) then low = mid + 1 else high = mid end
+  end
+  return low, stop
+end
+
+-- The member with this due (digits) and id, or nil.
+local function locate(due, id)
+  local prefix = char(#id) .. id
+  local n = #prefix
+  local few = call('ZRANGEBYSCORE', PENDING, due, due, 'LIMIT', 0, 3)
+  for _, m in ipairs(few) do
+    if sub(m, 1, n) == prefix then return m end
+    if #id == 8 and sub(m, 1, 8) == id and parse(m) == 'o' then return m end
+  end
+  if #few < 3 then return nil end
+  local rank = lower_bound(due, prefix)
+  local m = call('ZRANGE', PENDING, rank, rank, 'WITHSCORES')
+  if m[1] and sub(m[1], 1, n) == prefix and m[2] == due then return m[1] end
+end
+
+-- ---- the index ----------------------------------------------------------------
+-- hash: 'k'..key -> place, 'i'..id8 -> key (keyed tasks); 'p'..payload or
+-- 'd'..digest -> place, or 't': several, then zset TWINS holds
+-- char(#field)..field..place, all with score 0, so the earliest due comes first.
+-- A place is due (6 bytes big-endian) .. id8.
+
+local function six(due)
+  local hi, lo = floor(due / 16777216), due % 16777216
+  return char(floor(hi / 65536) % 256, floor(hi / 256) % 256, hi % 256,
+    floor(lo / 65536), floor(lo / 256) % 256, lo % 256)
+end
+
+local function place_due(place)
+  local a, b, c, d, e, f = byte(place, 1, 6)
+  return digits(((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f)
+end
+
+local function payload_field(payload)
+  if #payload <= 40 then return 'p' .. payload end
+  return 'd' .. redis.sha1hex(payload)
+end
+
+local function twin(field, place)
+  return char(#field) .. field .. place
+end
+
+local function twin_range(field)
+  local p = char(#field) .. field
+  return '[' .. p, '[' .. p .. string.rep('\255', 15)
+end
+
+-- WRITES. Forget the index entries of a task that left the pending set.
+local function unindex_write(id, payload, due)
+  if #id ~= 8 then return end
+  local key = call('HGET', INDEX, 'i' .. id)
+  if key then
+    call('HDEL', INDEX, 'i' .. id)
+    local place = call('HGET', INDEX, 'k' .. key)
+    if place and sub(place, 7) == id then call('HDEL', INDEX, 'k' .. key) end
+    return
+  end
+  local field = payload_field(payload)
+  local place = call('HGET', INDEX, field)
+  if not place then return end
+  if place == 't' then
+    call('ZREM', TWINS, twin(field, six(tonumber(due)) .. id))
+    if call('ZLEXCOUNT', TWINS, twin_range(field)) == 0 then call('HDEL', INDEX, field) end
+  elseif sub(place, 7) == id then
+    call('HDEL', INDEX, field)
+  end
+end
+
+-- WRITES. Take a member out of the pending set. 1 if it was there.
+local function take_write(member)
+  local due = call('ZSCORE', PENDING, member)
+  if not due then return 0 end
+  call('ZREM', PENDING, member)
+  local kind, id, payload = parse(member)
+  if kind == 'n' then unindex_write(id, payload, due) end
+  return 1
+end
+
+-- What dq_remove means by an element: the task whose key it is, else whose id
+-- it is (due and id given), else the earliest keyless one with that payload.
+-- Members in skip do not count. Returns member, due, how ('k', 'i' or 'p').
+local function find(element, due, id, skip)
+  local place = call('HGET', INDEX, 'k' .. element)
+  if place then
+    local d = place_due(place)
+    local m = locate(d, sub(place, 7))
+    if m and not skip[m] then return m, d, 'k' end
+  end
+  if due ~= '' then
+    local m = locate(due, id)
+    if m and not skip[m] then return m, due, 'i' end
+  end
+  local function matches(p)
+    local d = place_due(p)
+    local m = locate(d, sub(p, 7))
+    if m and not skip[m] then
+      local _, _, payload = parse(m)
+      if payload == element then return m, d, 'p' end
+    end
+  end
+  local field = payload_field(element)
+  place = call('HGET', INDEX, field)
+  if place == 't' then
+    local low, high = twin_range(field)
+    local passed = 0
+    -- stale entries (a foreign transfer took the task) are passed over
+    while passed < 1000 do
+      local some = call('ZRANGEBYLEX', TWINS, low, high, 'LIMIT', passed, 20)
+      for _, t in ipairs(some) do
+        local m, d, how = matches(sub(t, 2 + #field))
+        if m then return m, d, how end
+      end
+      if #some < 20 then break end
+      passed = passed + 20
+    end
+  elseif place then
+    return matches(place)
+  end
+end
+
+-- Are there tasks that the index does not know? (foreign producers, index off)
+local function unindexed()
+  return call('ZCARD', PENDING) > tonumber(call('HGET', FENCE, 'indexed') or '0')
+end

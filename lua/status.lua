@@ -1,0 +1,33 @@
+-- status.lua: the fence, the owner and the numbers of a shard; renews the lease
+-- of the session that owns it.
+--
+-- ARGV 1 source, 2 session ('': only look), 3 lease (ms), 4 now (ms).
+-- Reply: common part, prev, cur, old, writer, owner's source, place, host,
+-- database, lease until (ms), Redis's clock (us), pending, held, ready,
+-- quarantined, overdue, type of the ready key.
+-- Cost: O(log N).
+local source = ARGV[1]
+local wrong = types()
+if wrong then return wrong end
+local t = call('TIME')
+local us = t[1] .. string.format('%06d', tonumber(t[2]))
+local ms = tonumber(t[1]) * 1000 + floor(tonumber(t[2]) / 1000)
+local o = call('HMGET', OWNER, 'source', 'place', 'host', 'database', 'lease')
+local session = fence(source)
+if ARGV[2] ~= '' and ARGV[2] == session and o[1] == source then
+  local lease = ms + tonumber(ARGV[3])
+  -- written only when a third of it is gone
+  if tonumber(o[5] or '0') < lease - tonumber(ARGV[3]) / 3 then
+    call('HSET', OWNER, 'lease', digits(lease))
+    o[5] = digits(lease)
+  end
+end
+local f = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source, 'who:' .. source)
+local kind = call('TYPE', READY).ok
+local ready = 0
+if kind == 'list' then ready = call('LLEN', READY)
+elseif kind == 'stream' then ready = call('XLEN', READY) end
+return reply(OK, source, f[1] or '', f[2] or '', f[3] or '', f[4] or '',
+  o[1] or '', o[2] or '', o[3] or '', o[4] or '', o[5] or '0', us,
+  call('ZCARD', PENDING), call('HLEN', HOLD), ready, call('HLEN', BAD),
+  call('ZCOUNT', PENDING, '-inf', ARGV[4]), kind)

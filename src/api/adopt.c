@@ -1,0 +1,204 @@
+/*
+ * adopt.c
+ *	  dq_adopt: make this database the owner of its queues (G12).
+ */
+#include "postgres.h"
+
+#include "api/api.h"
+#include "compat.h"
+
+#include "access/xact.h"
+#include "commands/dbcommands.h"
+#include "fmgr.h"
+#include "foreign/foreign.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/tuplestore.h"
+
+PG_FUNCTION_INFO_V1(dq_adopt);
+
+typedef struct Candidate
+{
+	Oid			relid;
+	DqKeys		keys;
+	const DqTarget *target;
+	DqFence		fence;
+} Candidate;
+
+static DqRedis *
+look(const Candidate *c, const char *source, const char *queue, DqFence *fence,
+	 DqFenceRecord *record)
+{
+	DqRedis    *redis;
+	DqReply    *error = NULL;
+	int			tries;
+
+	for (tries = 0; tries < 3; tries++)
+	{
+		redis = dq_redis_get(c->target);
+		dq_op_status_send(redis, &c->keys, source, NULL, 0, dq_now_ms());
+		dq_op_status_result(redis, fence, record, &error);
+		if (!error)
+			return redis;
+		if (!dq_reply_is_noscript(error))
+			break;
+	}
+	dq_reply_report(ERROR, redis, error, "status", queue);
+	return NULL;				/* keep compilers quiet */
+}
+
+static void
+enter(const Candidate *c, const char *queue, bool force)
+{
+	const DqSource *source = dq_source_get(true);
+	DqEnterArgs args;
+	char		session[20];
+	uint64		random;
+	int			tries;
+
+	if (!pg_strong_random(&random, sizeof(random)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not generate a random session")));
+	snprintf(session, sizeof(session), "%016" INT64_MODIFIER "x", random);
+	memset(&args, 0, sizeof(args));
+	args.source = source->id;
+	args.session = session;
+	args.place = dq_place();
+	args.host = dq_host_name();
+	args.database = get_database_name(MyDatabaseId);
+	args.lease = 10000;
+	args.node = source->node;
+	args.adopt = true;
+	args.force = force;
+	for (tries = 0; tries < 5; tries++)
+	{
+		DqFence		fence;
+		DqFenceRecord record;
+		char	   *blame;
+		DqReply    *error;
+		DqRedis    *redis = look(c, source->id, queue, &fence, &record);
+
+		args.expect_version = fence.version;
+		dq_op_enter_send(redis, &c->keys, &args);
+		dq_op_enter_result(redis, &fence, &blame, &error);
+		if (error)
+		{
+			if (dq_reply_is_noscript(error))
+				continue;
+			dq_reply_report(ERROR, redis, error, "enter", queue);
+		}
+		switch (fence.status)
+		{
+			case DQ_OK:
+				return;
+			case DQ_OWNER:
+				ereport(ERROR,
+						(errcode(ERRCODE_OBJECT_IN_USE),
+						 errmsg("queue \"%s\" has a live owner", queue),
+						 errdetail("Its owner is source %s.", blame),
+						 errhint("Stop the other database and wait for its lease to end, or pass force => true.")));
+				break;
+			case DQ_NODE:
+				ereport(ERROR,
+						(errcode(ERRCODE_OBJECT_IN_USE),
+						 errmsg("node number %d is in use in queue \"%s\"", source->node, queue),
+						 errdetail("It belongs to source %s.", blame),
+						 errhint("Set dq_bridge.node_id to another number.")));
+				break;
+			default:
+				break;			/* the version moved: once more */
+		}
+	}
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_IN_USE),
+			 errmsg("queue \"%s\" is being entered by somebody else", queue),
+			 errhint("Try again.")));
+}
+
+Datum
+dq_adopt(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	Oid			serverid = InvalidOid;
+	bool		force;
+	bool		renew = false;
+	const char *own;
+	List	   *candidates = NIL;
+	ListCell   *lc;
+
+	PreventCommandIfReadOnly("dq_adopt()");
+	PreventCommandIfParallelMode("dq_adopt()");
+	PreventCommandDuringRecovery("dq_adopt()");
+	if (!PG_ARGISNULL(0))
+		serverid = get_foreign_server_oid(NameStr(*PG_GETARG_NAME(0)), false);
+	force = !PG_ARGISNULL(1) && PG_GETARG_BOOL(1);
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+
+	/* first look at all of them: nothing is taken if one must not be */
+	own = pstrdup(dq_source_get(true)->id);
+	foreach(lc, dq_queue_list(serverid))
+	{
+		DqQueue    *queue = dq_queue_get_noerror(lfirst_oid(lc));
+		DqServer   *server;
+		int			i;
+
+		if (queue == NULL || queue->producer)
+			continue;
+		if (!dq_owns_relation(queue->relid, GetUserId()))
+		{
+			if (OidIsValid(serverid))
+				dq_require_owner(queue);
+			continue;
+		}
+		server = dq_server_get(queue->serverid, queue->owner, false);
+		dq_server_check_usable(server);
+		for (i = 0; i < queue->nshards; i++)
+		{
+			Candidate  *c = palloc0(sizeof(Candidate));
+			DqFenceRecord record;
+			bool		alive;
+
+			c->relid = queue->relid;
+			c->target = &server->target;
+			dq_keys_make(&c->keys, dq_shard_name(queue->name, queue->nshards, i));
+			(void) look(c, own, queue->relname, &c->fence, &record);
+			if (strcmp(record.owner_source, own) == 0 &&
+				strcmp(record.owner_place, dq_place()) == 0)
+				continue;		/* ours already */
+			alive = record.owner_source[0] != '\0' &&
+				record.lease_until > record.redis_now_us / 1000;
+			if (alive && !force)
+				ereport(ERROR,
+						(errcode(ERRCODE_OBJECT_IN_USE),
+						 errmsg("queue \"%s\" has a live owner", queue->relname),
+						 errdetail("Its owner is source %s on host %s, database %s.",
+								   record.owner_source, record.owner_host,
+								   record.owner_database),
+						 errhint("Stop the other database and wait for its lease to end, or pass force => true.")));
+			/* the same identity elsewhere: we are its physical copy */
+			if (strcmp(record.owner_source, own) == 0)
+				renew = true;
+			candidates = lappend(candidates, c);
+		}
+	}
+
+	if (renew)
+		(void) dq_source_renew();
+	foreach(lc, candidates)
+	{
+		Candidate  *c = lfirst(lc);
+		DqQueue    *queue = dq_queue_get(c->relid);
+		Datum		value = ObjectIdGetDatum(c->relid);
+		bool		null = false;
+		ListCell   *next = lnext(candidates, lc);
+
+		enter(c, queue->relname, force);
+		dq_xact_touched(queue->serverid);
+		if (next == NULL || ((Candidate *) lfirst(next))->relid != c->relid)
+			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, &value, &null);
+	}
+	return (Datum) 0;
+}

@@ -1,0 +1,456 @@
+/*
+ * ddl.c
+ *	  The event trigger of CREATE and ALTER. At creation of a queue it writes its
+ *	  Redis name into its options, so that a later rename moves nothing, and checks
+ *	  what CREATE FOREIGN TABLE itself cannot: columns, name, other tables on the
+ *	  same queue. At every change it tells the workers.
+ *
+ *	  It runs in every session of the database that executes such a command, with
+ *	  that user's rights and search_path: nothing in here looks up a name.
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "catalog/indexing.h"
+#include "catalog/pg_attribute.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_foreign_server.h"
+#include "catalog/pg_foreign_table.h"
+#include "catalog/pg_type.h"
+#include "catalog/pg_user_mapping.h"
+#include "commands/event_trigger.h"
+#include "commands/defrem.h"
+#include "executor/spi.h"
+#include "foreign/foreign.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "nodes/makefuncs.h"
+#include "nodes/parsenodes.h"
+#include "utils/builtins.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+#include "utils/syscache.h"
+
+#include "api/ddl.h"
+#include "compat.h"
+#include "outbox/outbox.h"
+#include "queue/options.h"
+#include "queue/queue.h"
+
+PG_FUNCTION_INFO_V1(dq_on_ddl);
+
+/* Objects as one of the event trigger functions of the server lists them. */
+List *
+dq_ddl_objects(const char *query)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	List	   *result = NIL;
+
+	if (SPI_connect() != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	if (SPI_execute(query, true, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not list the objects of a command");
+	for (uint64 i = 0; i < SPI_processed; i++)
+	{
+		HeapTuple	tuple = SPI_tuptable->vals[i];
+		TupleDesc	desc = SPI_tuptable->tupdesc;
+		bool		no_class;
+		bool		no_object;
+		Datum		classid = SPI_getbinval(tuple, desc, 1, &no_class);
+		Datum		objid = SPI_getbinval(tuple, desc, 2, &no_object);
+		DdlObject  *object;
+		MemoryContext old;
+
+		if (no_class || no_object)
+			continue;			/* GRANT and the like name no object */
+		old = MemoryContextSwitchTo(caller);
+		object = palloc(sizeof(DdlObject));
+		object->classid = DatumGetObjectId(classid);
+		object->objid = DatumGetObjectId(objid);
+		result = lappend(result, object);
+		MemoryContextSwitchTo(old);
+	}
+	SPI_finish();
+	return result;
+}
+
+EventTriggerData *
+dq_ddl_trigger(FunctionCallInfo fcinfo)
+{
+	if (!CALLED_AS_EVENT_TRIGGER(fcinfo))
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_EVENT_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function is called by the event triggers of dq_bridge only"),
+				 errhint("CREATE EXTENSION dq_bridge makes them.")));
+	return (EventTriggerData *) fcinfo->context;
+}
+
+/* ---- creation and change of queues --------------------------------------------- */
+
+/* Is one of these options named by an ALTER ... OPTIONS of the statement? */
+static const char *
+option_touched(Node *statement, const char *const *names)
+{
+	List	   *lists = NIL;
+	ListCell   *lc;
+
+	if (IsA(statement, AlterTableStmt))
+	{
+		foreach(lc, ((AlterTableStmt *) statement)->cmds)
+		{
+			AlterTableCmd *cmd = lfirst_node(AlterTableCmd, lc);
+
+			if (cmd->subtype == AT_GenericOptions)
+				lists = lappend(lists, cmd->def);
+		}
+	}
+	else if (IsA(statement, AlterForeignServerStmt))
+		lists = list_make1(((AlterForeignServerStmt *) statement)->options);
+
+	foreach(lc, lists)
+	{
+		ListCell   *option;
+
+		foreach(option, (List *) lfirst(lc))
+		{
+			DefElem    *def = lfirst_node(DefElem, option);
+
+			for (const char *const *name = names; *name; name++)
+			{
+				if (strcmp(def->defname, *name) == 0)
+					return *name;
+			}
+		}
+	}
+	return NULL;
+}
+
+/*
+ * Write option queue = the table's name. Straight into the catalog: the command
+ * still holds its lock, and an ALTER of ours would fire everybody's event
+ * triggers again.
+ */
+static void
+fix_name(Oid relid)
+{
+	Relation	rel = table_open(ForeignTableRelationId, RowExclusiveLock);
+	HeapTuple	tuple = SearchSysCacheCopy1(FOREIGNTABLEREL, ObjectIdGetDatum(relid));
+	Datum		values[Natts_pg_foreign_table] = {0};
+	bool		nulls[Natts_pg_foreign_table] = {0};
+	bool		replace[Natts_pg_foreign_table] = {0};
+	Datum		options;
+	bool		isnull;
+	ForeignDataWrapper *wrapper = GetForeignDataWrapper(dq_wrapper_oid());
+	DefElem    *def;
+
+	if (!HeapTupleIsValid(tuple))
+		elog(ERROR, "cache lookup failed for foreign table %u", relid);
+	options = SysCacheGetAttr(FOREIGNTABLEREL, tuple,
+							  Anum_pg_foreign_table_ftoptions, &isnull);
+	if (isnull)
+		options = PointerGetDatum(NULL);
+
+	def = makeDefElem("queue", (Node *) makeString(get_rel_name(relid)), -1);
+	def->defaction = DEFELEM_ADD;
+	options = transformGenericOptions(ForeignTableRelationId, options,
+									  list_make1(def), wrapper->fdwvalidator);
+	values[Anum_pg_foreign_table_ftoptions - 1] = options;
+	replace[Anum_pg_foreign_table_ftoptions - 1] = true;
+	tuple = heap_modify_tuple(tuple, RelationGetDescr(rel), values, nulls, replace);
+	CatalogTupleUpdate(rel, &tuple->t_self, tuple);
+	CacheInvalidateRelcacheByRelid(relid);
+	heap_freetuple(tuple);
+	table_close(rel, RowExclusiveLock);
+	CommandCounterIncrement();
+}
+
+static void
+check_columns(Oid relid)
+{
+	static const struct
+	{
+		const char *name;
+		Oid			type;		/* InvalidOid: any */
+	}			known[] = {
+		{"id", TEXTOID}, {"key", InvalidOid}, {"payload", InvalidOid},
+		{"due_at", TIMESTAMPTZOID}, {"shard", INT4OID}
+	};
+	for (AttrNumber attno = 1;; attno++)
+	{
+		HeapTuple	tuple = SearchSysCache2(ATTNUM, ObjectIdGetDatum(relid),
+											Int16GetDatum(attno));
+		Form_pg_attribute att;
+		int			i;
+
+		if (!HeapTupleIsValid(tuple))
+			break;				/* dropped columns keep their row */
+		att = (Form_pg_attribute) GETSTRUCT(tuple);
+		if (att->attisdropped)
+		{
+			ReleaseSysCache(tuple);
+			continue;
+		}
+		for (i = 0; i < lengthof(known); i++)
+		{
+			if (strcmp(known[i].name, NameStr(att->attname)) == 0)
+				break;
+		}
+		if (i == lengthof(known))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_COLUMN_DEFINITION),
+					 errmsg("a queue has no column \"%s\"", NameStr(att->attname)),
+					 errhint("Its columns are, each optional and in any order: id text, key (any type), payload (any type), due_at timestamptz, shard int.")));
+		if (OidIsValid(known[i].type) && att->atttypid != known[i].type)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_COLUMN_DEFINITION),
+					 errmsg("column \"%s\" of a queue cannot have type %s",
+							NameStr(att->attname), format_type_be(att->atttypid)),
+					 errhint("Declare it %s.", format_type_be(known[i].type))));
+		if (att->attgenerated)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_COLUMN_DEFINITION),
+					 errmsg("column \"%s\" of a queue cannot be generated",
+							NameStr(att->attname)),
+					 errhint("Its values come from Redis.")));
+		ReleaseSysCache(tuple);
+	}
+}
+
+/* All keys of every shard in one hash slot each? */
+static void
+check_name(const DqQueue *queue)
+{
+	for (int i = 0; i < queue->nshards; i++)
+	{
+		if (!dq_name_is_one_slot(dq_shard_name(queue->name, queue->nshards, i)))
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_NAME),
+					 errmsg("keys of queue \"%s\" would fall into different hash slots of Redis",
+							pg_any_to_server(queue->name, strlen(queue->name), PG_UTF8)),
+					 errhint("Use a name without braces, or with one non-empty part in braces, such as \"{orders}timeout\".")));
+	}
+}
+
+static bool
+same_text(const char *a, const char *b)
+{
+	return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+/* Do two servers lead to the same Redis database? As far as options tell. */
+static bool
+same_redis(const DqQueue *a, const DqQueue *b)
+{
+	const DqTarget *x;
+	const DqTarget *y;
+
+	if (a->serverid == b->serverid)
+		return true;
+	x = &dq_server_get(a->serverid, a->owner, false)->target;
+	y = &dq_server_get(b->serverid, b->owner, false)->target;
+	if (x->database != y->database)
+		return false;
+	if (x->socket || y->socket)
+		return same_text(x->socket, y->socket);
+	return same_text(x->host, y->host) && x->port == y->port;
+}
+
+/* Do their shards share a name? "a" with 2 shards is "a#0", "a#1". */
+static bool
+names_meet(const DqQueue *a, const DqQueue *b)
+{
+	size_t		shorter = Min(strlen(a->name), strlen(b->name));
+
+	if (strncmp(a->name, b->name, shorter) != 0)
+		return false;
+	if (strcmp(a->name, b->name) == 0)
+		return true;
+	if (a->name[shorter] != '#' && b->name[shorter] != '#')
+		return false;
+	for (int i = 0; i < a->nshards; i++)
+	{
+		char	   *name = dq_shard_name(a->name, a->nshards, i);
+
+		for (int j = 0; j < b->nshards; j++)
+		{
+			if (strcmp(name, dq_shard_name(b->name, b->nshards, j)) == 0)
+				return true;
+		}
+	}
+	return false;
+}
+
+static bool
+has_destination(const DqQueue *queue)
+{
+	static const char *const names[] = {
+		"destination", "stream_maxlen", "sink", "handler", "notify"
+	};
+	List	   *options = GetForeignTable(queue->relid)->options;
+
+	for (int i = 0; i < lengthof(names); i++)
+	{
+		if (dq_option_given(options, names[i]))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Several tables may show one queue, but there is one truth about whose it is,
+ * where it is, how it is laid out and where its due tasks go.
+ */
+static void
+check_others(const DqQueue *queue)
+{
+	List	   *others = dq_queue_list(InvalidOid);
+	ListCell   *lc;
+
+	foreach(lc, others)
+	{
+		const DqQueue *other;
+		const char *what = NULL;
+
+		if (lfirst_oid(lc) == queue->relid)
+			continue;
+		other = dq_queue_get_noerror(lfirst_oid(lc));
+		if (other == NULL || !names_meet(queue, other) || !same_redis(queue, other))
+			continue;
+
+		if (other->serverid != queue->serverid)
+			what = "server";
+		else if (strcmp(other->name, queue->name) != 0)
+			what = "name";
+		else if (other->owner != queue->owner)
+			what = "owner";
+		else if (other->nshards != queue->nshards)
+			what = "option \"shards\"";
+		else if (other->index != queue->index)
+			what = "option \"index\"";
+		else if (other->producer != queue->producer)
+			what = "option \"role\"";
+		if (what)
+			ereport(ERROR,
+					(errcode(ERRCODE_DUPLICATE_OBJECT),
+					 errmsg("foreign tables \"%s\" and \"%s\" show the same queue in Redis",
+							queue->relname, other->relname),
+					 errdetail("They differ in their %s.", what),
+					 errhint("Give them the same, or another name in Redis with option \"queue\".")));
+		if (has_destination(queue) && has_destination(other))
+			ereport(ERROR,
+					(errcode(ERRCODE_DUPLICATE_OBJECT),
+					 errmsg("foreign tables \"%s\" and \"%s\" both say where due tasks of one queue go",
+							queue->relname, other->relname),
+					 errhint("Leave the destination options to one of them.")));
+	}
+}
+
+static bool
+table_is_ours(Oid relid)
+{
+	HeapTuple	tuple = SearchSysCache1(FOREIGNTABLEREL, ObjectIdGetDatum(relid));
+	bool		ours;
+
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	ours = GetForeignServer(((Form_pg_foreign_table) GETSTRUCT(tuple))->ftserver)->fdwid ==
+		dq_wrapper_oid();
+	ReleaseSysCache(tuple);
+	return ours;
+}
+
+static void
+on_table(Oid relid, Node *statement)
+{
+	static const char *const fixed[] = {"queue", "shards", NULL};
+	const char *touched;
+	DqQueue    *queue;
+
+	if (!table_is_ours(relid))
+		return;
+
+	touched = option_touched(statement, fixed);
+	if (touched)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("option \"%s\" of a queue cannot be changed", touched),
+				 errhint("Create another queue and offer to that one; this one can be dropped when it is empty.")));
+	if (get_rel_persistence(relid) != RELPERSISTENCE_PERMANENT)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("a queue cannot be a temporary table"),
+				 errhint("Create it in an ordinary schema.")));
+
+	check_columns(relid);
+	if (!dq_option_given(GetForeignTable(relid)->options, "queue"))
+		fix_name(relid);
+
+	queue = dq_queue_get(relid);
+	check_name(queue);
+	check_others(queue);
+	dq_shards_resolve(queue);
+	dq_xact_touched(queue->serverid);
+}
+
+static void
+on_server(Oid serverid, Node *statement)
+{
+	static const char *const fixed[] = {"key_prefix", NULL};
+	ForeignServer *server = GetForeignServerExtended(serverid, FSV_MISSING_OK);
+
+	if (server == NULL || server->fdwid != dq_wrapper_oid())
+		return;
+	if (option_touched(statement, fixed) && dq_queue_list(serverid) != NIL)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("option \"key_prefix\" cannot be changed while server \"%s\" has queues",
+						server->servername),
+				 errdetail("Every queue would get another name in Redis and leave its tasks behind."),
+				 errhint("Create another server with that key_prefix.")));
+	dq_xact_touched(serverid);
+}
+
+static void
+on_user_mapping(Oid umid)
+{
+	HeapTuple	tuple = SearchSysCache1(USERMAPPINGOID, ObjectIdGetDatum(umid));
+	Oid			serverid;
+	ForeignServer *server;
+
+	if (!HeapTupleIsValid(tuple))
+		return;
+	serverid = ((Form_pg_user_mapping) GETSTRUCT(tuple))->umserver;
+	ReleaseSysCache(tuple);
+	server = GetForeignServerExtended(serverid, FSV_MISSING_OK);
+	if (server && server->fdwid == dq_wrapper_oid())
+		dq_xact_touched(serverid);
+}
+
+Datum
+dq_on_ddl(PG_FUNCTION_ARGS)
+{
+	EventTriggerData *data = dq_ddl_trigger(fcinfo);
+	List	   *objects;
+	ListCell   *lc;
+
+	if (IsBinaryUpgrade || !OidIsValid(dq_wrapper_oid()))
+		PG_RETURN_NULL();
+
+	objects = dq_ddl_objects("SELECT classid, objid"
+							 " FROM pg_catalog.pg_event_trigger_ddl_commands()");
+	foreach(lc, objects)
+	{
+		DdlObject  *object = lfirst(lc);
+
+		if (object->classid == RelationRelationId)
+			on_table(object->objid, data->parsetree);
+		else if (object->classid == ForeignServerRelationId)
+			on_server(object->objid, data->parsetree);
+		else if (object->classid == UserMappingRelationId)
+			on_user_mapping(object->objid);
+	}
+	PG_RETURN_NULL();
+}

@@ -1,0 +1,134 @@
+/*
+ * offer.c
+ *	  dq_offer and dq_offer_at: a row in the outbox, nothing else; Redis is not
+ *	  asked.
+ */
+#include "postgres.h"
+
+#include "api/api.h"
+#include "compat.h"
+
+#include "access/xact.h"
+#include "common/int.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+PG_FUNCTION_INFO_V1(dq_offer);
+PG_FUNCTION_INFO_V1(dq_offer_at);
+
+TimestampTz
+dq_delay_from_now(Interval *delay)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (delay->month == 0 && delay->day == 0)
+	{
+		TimestampTz due;
+
+		if (pg_add_s64_overflow(now, delay->time, &due) || !IS_VALID_TIMESTAMP(due))
+			ereport(ERROR,
+					(errcode(ERRCODE_DATETIME_VALUE_OUT_OF_RANGE),
+					 errmsg("delay out of range")));
+		return due;
+	}
+	/* days and months by the session's time zone */
+	return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval,
+												   TimestampTzGetDatum(now),
+												   PointerGetDatum(delay)));
+}
+
+/*
+ * Key and payload have been made bytes; due is in whole ms. The id is drawn from
+ * the sequence under the queue's lock.
+ */
+char *
+dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key)
+{
+	DqRow		row;
+	int			shard = 0;
+
+	if (key && !queue->index)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("queue \"%s\" keeps no index, so its tasks can have no key",
+						queue->relname),
+				 errhint("Set option index of the foreign table to \"on\".")));
+	dq_shards_resolve(queue);
+	memset(&row, 0, sizeof(row));
+	row.seq = dq_outbox_next(&row.id);
+	if (queue->nshards > 1)
+		shard = key ? dq_shard_of_key(VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key), queue->nshards)
+			: (int) (row.seq % queue->nshards);
+	row.shard = queue->shard_no[shard];
+	row.op = DQ_OP_OFFER;
+	row.due = due;
+	row.key = key;
+	row.payload = payload;
+	dq_outbox_insert(&row, queue->serverid);
+	return dq_id_out(due, row.id);
+}
+
+static void
+check_arguments(FunctionCallInfo fcinfo, const char *third)
+{
+	static const char *const names[] = {"queue", "payload"};
+	int			i;
+
+	for (i = 0; i < 3; i++)
+		if (PG_ARGISNULL(i))
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("%s must not be NULL", i < 2 ? names[i] : third)));
+}
+
+static Datum
+offer(FunctionCallInfo fcinfo, const char *name, bool delayed)
+{
+	DqQueue    *queue;
+	bytea	   *payload;
+	bytea	   *key = NULL;
+	int64		due;
+
+	check_arguments(fcinfo, delayed ? "delay" : "due_at");
+	PreventCommandIfReadOnly(name);
+	PreventCommandIfParallelMode(name);
+	PreventCommandDuringRecovery(name);
+
+	queue = dq_queue_open(PG_GETARG_OID(0));
+	dq_require(queue, ACL_INSERT);
+	payload = dq_payload_bytes(PG_GETARG_DATUM(1), get_fn_expr_argtype(fcinfo->flinfo, 1));
+	dq_payload_check(queue, payload);
+	if (!PG_ARGISNULL(3))
+		key = dq_key_bytes(queue, PG_GETARG_DATUM(3), get_fn_expr_argtype(fcinfo->flinfo, 3));
+
+	if (delayed)
+	{
+		TimestampTz now = GetCurrentTimestamp();
+		TimestampTz at = dq_delay_from_now(PG_GETARG_INTERVAL_P(2));
+
+		if (at < now)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("delay must not be negative"),
+					 errhint("dq_offer_at() takes an instant in the past as due at once.")));
+		due = dq_due_from_timestamp(at);
+	}
+	else
+		due = dq_due_from_timestamp(PG_GETARG_TIMESTAMPTZ(2));
+
+	PG_RETURN_TEXT_P(cstring_to_text(dq_offer_record(queue, payload, due, key)));
+}
+
+Datum
+dq_offer(PG_FUNCTION_ARGS)
+{
+	return offer(fcinfo, "dq_offer()", true);
+}
+
+Datum
+dq_offer_at(PG_FUNCTION_ARGS)
+{
+	return offer(fcinfo, "dq_offer_at()", false);
+}

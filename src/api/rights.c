@@ -1,0 +1,57 @@
+/*
+ * rights.c
+ *	  Rights on a queue are those on its foreign table (DESIGN 3), the current
+ *	  user's. Called by the SQL functions.
+ */
+#include "postgres.h"
+
+#include "api/api.h"
+#include "compat.h"
+
+#include "catalog/pg_class.h"
+#include "miscadmin.h"
+#include "storage/lmgr.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+
+
+DqQueue *
+dq_queue_open(Oid relid)
+{
+	/* PO 12: held to the end of the transaction, before a seq is drawn */
+	LockRelationOid(relid, RowExclusiveLock);
+	return dq_queue_get(relid);
+}
+
+void
+dq_require(const DqQueue *queue, AclMode rights)
+{
+	if (pg_class_aclmask(queue->relid, GetUserId(), rights, ACLMASK_ALL) != rights)
+		aclcheck_error(ACLCHECK_NO_PRIV, OBJECT_FOREIGN_TABLE, queue->relname);
+}
+
+bool
+dq_has_any_right(Oid relid)
+{
+	AclMode		rights = ACL_SELECT | ACL_INSERT | ACL_UPDATE | ACL_DELETE | ACL_TRUNCATE;
+
+	return pg_class_aclmask(relid, GetUserId(), rights, ACLMASK_ANY) != 0;
+}
+
+void
+dq_require_owner(const DqQueue *queue)
+{
+	if (!dq_owns_relation(queue->relid, GetUserId()))
+		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_FOREIGN_TABLE, queue->relname);
+}
+
+void
+dq_require_not_producer(const DqQueue *queue, const char *what)
+{
+	if (queue->producer)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("cannot %s in queue \"%s\": this database is only its producer",
+						what, queue->relname),
+				 errhint("Option role of the foreign table is \"producer\"; the owner's database may do it.")));
+}

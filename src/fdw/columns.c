@@ -1,0 +1,277 @@
+/*
+ * columns.c
+ *	  A task as a row of the foreign table: which columns are there, which the
+ *	  query reads, and how bytes become their values. Called by scan.c.
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "catalog/pg_type.h"
+#include "datatype/timestamp.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/timestamp.h"
+
+#include "fdw/fdw.h"
+
+typedef struct ScanColumn
+{
+	bool		read;			/* the query looks at it */
+	DqColumnRole role;			/* DQ_NUM_COLS: none of ours */
+	const char *name;
+	Oid			type;
+	int32		typmod;
+	Oid			base;			/* of a domain, else the type */
+	Oid			ioparam;
+	FmgrInfo	input;
+} ScanColumn;
+
+struct DqColumns
+{
+	const char *relname;
+	int			natts;
+	ScanColumn *column;			/* by attribute number - 1 */
+	bool		read_key;
+};
+
+/* What a row is made of, wherever it came from */
+typedef struct Task
+{
+	char	   *id;
+	const char *key;			/* NULL: keyless */
+	Size		key_len;
+	const char *payload;
+	Size		payload_len;
+	TimestampTz due_at;
+} Task;
+
+DqColumns *
+dq_columns_describe(const DqQueue *queue, TupleDesc desc, List *attrs)
+{
+	DqColumns  *columns = palloc0(sizeof(DqColumns));
+	bool		whole_row = list_member_int(attrs, 0);
+
+	columns->relname = pstrdup(queue->relname);
+	columns->natts = desc->natts;
+	columns->column = palloc0(Max(desc->natts, 1) * sizeof(ScanColumn));
+	for (int i = 0; i < desc->natts; i++)
+		columns->column[i].role = DQ_NUM_COLS;
+
+	for (int role = 0; role < DQ_NUM_COLS; role++)
+	{
+		AttrNumber	attno = queue->column[role];
+		Form_pg_attribute att;
+		ScanColumn *column;
+		Oid			function;
+
+		if (attno == InvalidAttrNumber || attno > desc->natts)
+			continue;
+		att = TupleDescAttr(desc, attno - 1);
+		column = &columns->column[attno - 1];
+		column->role = role;
+		column->read = whole_row || list_member_int(attrs, attno);
+		column->name = pstrdup(NameStr(att->attname));
+		column->type = att->atttypid;
+		column->typmod = att->atttypmod;
+		column->base = getBaseType(att->atttypid);
+		getTypeInputInfo(att->atttypid, &function, &column->ioparam);
+		fmgr_info(function, &column->input);
+		if (role == DQ_COL_KEY && column->read)
+			columns->read_key = true;
+	}
+	return columns;
+}
+
+bool
+dq_columns_read_key(const DqColumns *columns)
+{
+	return columns->read_key;
+}
+
+/* ---- values --------------------------------------------------------------------------- */
+
+#define EPOCH_DIFF_US \
+	((double) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * (double) USECS_PER_DAY)
+
+/* A score is ours (whole ms) or any double that another producer has written. */
+static TimestampTz
+score_to_timestamp(double score)
+{
+	double		us = ceil(score) * 1000.0 - EPOCH_DIFF_US;
+
+	if (us >= (double) END_TIMESTAMP)
+		return DT_NOEND;
+	if (us < (double) MIN_TIMESTAMP)
+		return DT_NOBEGIN;
+	return (TimestampTz) us;
+}
+
+static int64
+score_to_ms(double score)
+{
+	score = ceil(score);
+	if (score >= 9.2e18)
+		return PG_INT64_MAX;
+	if (score <= -9.2e18)
+		return -PG_INT64_MAX;
+	return (int64) score;
+}
+
+static void
+task_of_redis(Task *task, const DqTask *found)
+{
+	int64		ms = score_to_ms(found->score);
+
+	/* in our packing eight bytes are a number; anything else is shown as it is */
+	if (found->idlen == 8 && found->member_len == 17 + found->payload_len)
+	{
+		uint64		id = 0;
+
+		for (int i = 0; i < 8; i++)
+			id = (id << 8) | (unsigned char) found->idbytes[i];
+		task->id = dq_id_out(ms, id);
+	}
+	else
+	{
+		char	   *hex = palloc(2 * found->idlen + 1);
+
+		hex[hex_encode(found->idbytes, found->idlen, hex)] = '\0';
+		task->id = psprintf(INT64_FORMAT "-x%s", ms, hex);
+	}
+	task->key = found->key;
+	task->key_len = found->key_len;
+	task->payload = found->payload;
+	task->payload_len = found->payload_len;
+	task->due_at = score_to_timestamp(found->score);
+}
+
+static void
+task_of_outbox(Task *task, const DqRow *row)
+{
+	task->id = dq_id_out(row->due, row->id);
+	task->key = row->key ? VARDATA_ANY(row->key) : NULL;
+	task->key_len = row->key ? VARSIZE_ANY_EXHDR(row->key) : 0;
+	task->payload = VARDATA_ANY(row->payload);
+	task->payload_len = VARSIZE_ANY_EXHDR(row->payload);
+	task->due_at = dq_due_to_timestamp(row->due);
+}
+
+static Datum
+bytes_to_column(ScanColumn *column, const char *data, Size len)
+{
+	text	   *value;
+
+	if (column->base == BYTEAOID && column->role == DQ_COL_PAYLOAD)
+	{
+		Datum		datum = PointerGetDatum(cstring_to_text_with_len(data, len));
+
+		if (column->type != BYTEAOID)
+			domain_check(datum, false, column->type, NULL, NULL);
+		return datum;
+	}
+	value = dq_bytes_text(data, len);
+	if (column->type == TEXTOID)
+		return PointerGetDatum(value);
+	return InputFunctionCall(&column->input, text_to_cstring(value),
+							 column->ioparam, column->typmod);
+}
+
+/*
+ * The type's own message does not tell which of a million tasks is meant, nor
+ * what to do. Only data exceptions are reworded; anything else passes through.
+ */
+static Datum
+convert(DqColumns *columns, ScanColumn *column, const Task *task,
+		const char *data, Size len)
+{
+	MemoryContext context = CurrentMemoryContext;
+	Datum		result = (Datum) 0;
+
+	PG_TRY();
+	{
+		result = bytes_to_column(column, data, len);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+		int			class;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		class = ERRCODE_TO_CATEGORY(error->sqlerrcode);
+		if (class != ERRCODE_DATA_EXCEPTION &&
+			class != ERRCODE_INTEGRITY_CONSTRAINT_VIOLATION)
+			PG_RE_THROW();
+		FlushErrorState();
+		ereport(ERROR,
+				(errcode(error->sqlerrcode),
+				 errmsg("%s of task %s does not fit column \"%s\" of \"%s\": %s",
+						column->role == DQ_COL_PAYLOAD ? "payload" : "key",
+						task->id, column->name, columns->relname, error->message),
+				 error->detail ? errdetail("%s", error->detail) : 0,
+				 column->role == DQ_COL_PAYLOAD ?
+				 errhint("Declare the column bytea to see what it holds.") :
+				 errhint("Declare the column text to see what it holds.")));
+	}
+	PG_END_TRY();
+	return result;
+}
+
+static void
+store(DqColumns *columns, TupleTableSlot *slot, int shard, const Task *task)
+{
+	for (int i = 0; i < columns->natts; i++)
+	{
+		ScanColumn *column = &columns->column[i];
+
+		slot->tts_isnull[i] = true;
+		if (!column->read)
+			continue;
+		switch (column->role)
+		{
+			case DQ_COL_ID:
+				slot->tts_values[i] = CStringGetTextDatum(task->id);
+				break;
+			case DQ_COL_KEY:
+				if (task->key == NULL)
+					continue;
+				slot->tts_values[i] = convert(columns, column, task, task->key,
+											  task->key_len);
+				break;
+			case DQ_COL_PAYLOAD:
+				slot->tts_values[i] = convert(columns, column, task, task->payload,
+											  task->payload_len);
+				break;
+			case DQ_COL_DUE_AT:
+				slot->tts_values[i] = TimestampTzGetDatum(task->due_at);
+				break;
+			case DQ_COL_SHARD:
+				slot->tts_values[i] = Int32GetDatum(shard);
+				break;
+			default:
+				continue;
+		}
+		slot->tts_isnull[i] = false;
+	}
+}
+
+void
+dq_columns_store_task(DqColumns *columns, TupleTableSlot *slot, int shard,
+					  const DqTask *found)
+{
+	Task		task;
+
+	task_of_redis(&task, found);
+	store(columns, slot, shard, &task);
+}
+
+void
+dq_columns_store_row(DqColumns *columns, TupleTableSlot *slot, int shard,
+					 const DqRow *row)
+{
+	Task		task;
+
+	task_of_outbox(&task, row);
+	store(columns, slot, shard, &task);
+}

@@ -1,0 +1,234 @@
+/*
+ * effect.c
+ *	  What the operations that are not in Redis yet amount to: which offers are
+ *	  replaced or removed, and which tasks in Redis must not be shown because of
+ *	  them. Called by unsent.c and, for each task found in Redis, by scan.c.
+ */
+#include "postgres.h"
+
+#include "common/hashfn.h"
+
+#include "fdw/unsent_private.h"
+
+static uint32
+bytes_hash(const void *key, Size keysize)
+{
+	const Bytes *bytes = key;
+
+	return hash_bytes((const unsigned char *) bytes->data, bytes->len);
+}
+
+static int
+bytes_match(const void *a, const void *b, Size keysize)
+{
+	const Bytes *x = a;
+	const Bytes *y = b;
+
+	return !(x->len == y->len && memcmp(x->data, y->data, x->len) == 0);
+}
+
+static bool
+bytes_equal(const Bytes *a, const char *data, Size len)
+{
+	return a->len == len && memcmp(a->data, data, len) == 0;
+}
+
+static HTAB *
+bytes_table(DqUnsent *unsent, const char *name, Size entrysize)
+{
+	HASHCTL		ctl = {0};
+
+	ctl.keysize = sizeof(Bytes);
+	ctl.entrysize = entrysize;
+	ctl.hash = bytes_hash;
+	ctl.match = bytes_match;
+	ctl.hcxt = unsent->context;
+	return hash_create(name, 64, &ctl,
+					   HASH_ELEM | HASH_FUNCTION | HASH_COMPARE | HASH_CONTEXT);
+}
+
+static uint64
+id_number(const char *idbytes)
+{
+	uint64		id = 0;
+
+	for (int i = 0; i < 8; i++)
+		id = (id << 8) | (unsigned char) idbytes[i];
+	return id;
+}
+
+static void
+kill_offer(DqUnsent *unsent, uint64 id)
+{
+	Offer	   *offer = dq_unsent_offer(unsent, id);
+
+	if (offer)
+		offer->xid |= DEAD;
+}
+
+static void
+apply_offer(DqUnsent *unsent, const Op *op)
+{
+	KeyEntry   *entry;
+	bool		found;
+
+	if (unsent->keys == NULL)
+		unsent->keys = bytes_table(unsent, "dq_bridge unsent keys", sizeof(KeyEntry));
+	entry = hash_search(unsent->keys, &op->bytes, HASH_ENTER, &found);
+	if (found && entry->live)
+		kill_offer(unsent, entry->id);
+	entry->live = true;
+	entry->id = op->id;
+}
+
+static void
+apply_remove(DqUnsent *unsent, const Op *op)
+{
+	if (unsent->members == NULL)
+		unsent->members = bytes_table(unsent, "dq_bridge unsent removals",
+									  sizeof(MemberEntry));
+	(void) hash_search(unsent->members, &op->bytes, HASH_ENTER, NULL);
+	if (op->bytes.len >= 17 && op->bytes.data[0] == 8)
+		kill_offer(unsent, id_number(op->bytes.data + 1));
+}
+
+static void
+apply_element(DqUnsent *unsent, const Op *op)
+{
+	KeyEntry   *entry = NULL;
+	Element    *element;
+	bytea	   *foreign;
+	uint64		id;
+
+	if (unsent->keys)
+		entry = hash_search(unsent->keys, &op->bytes, HASH_FIND, NULL);
+	if (entry && entry->live)
+	{
+		Offer	   *offer = dq_unsent_offer(unsent, entry->id);
+
+		entry->live = false;
+		if (offer && !(offer->xid & DEAD))
+		{
+			offer->xid |= DEAD;
+			return;
+		}
+	}
+
+	element = palloc0(sizeof(Element));
+	element->bytes = op->bytes;
+	element->last = op->last;
+	element->seq = op->seq;
+	if (dq_id_in(op->bytes.data, op->bytes.len, &element->due, &id, &foreign))
+	{
+		element->is_id = true;
+		if (foreign)
+			element->id = dq_unsent_copy(foreign);
+		else
+		{
+			Offer	   *offer = dq_unsent_offer(unsent, id);
+			char	   *raw;
+
+			if (offer && !(offer->xid & DEAD))
+			{
+				offer->xid |= DEAD;
+				return;
+			}
+			raw = palloc(8);
+			for (int i = 0; i < 8; i++)
+				raw[i] = (char) (id >> (8 * (7 - i)));
+			element->id.data = raw;
+			element->id.len = 8;
+		}
+	}
+	unsent->elements = lappend(unsent->elements, element);
+}
+
+void
+dq_unsent_effect(DqUnsent *unsent)
+{
+	for (Size i = 0; i < unsent->nops; i++)
+	{
+		Op		   *op = &unsent->ops[i];
+
+		if (op->op == DQ_OP_OFFER)
+			apply_offer(unsent, op);
+		else if (op->op == DQ_OP_REMOVE)
+			apply_remove(unsent, op);
+		else
+			apply_element(unsent, op);
+	}
+}
+
+bool
+dq_unsent_taken(DqUnsent *unsent, const DqRow *row)
+{
+	Xact	   *xact;
+	ListCell   *lc;
+
+	if (unsent->elements == NIL || row->key)
+		return false;
+	xact = dq_unsent_xact(unsent, U64FromFullTransactionId(row->xid));
+	foreach(lc, unsent->elements)
+	{
+		Element    *element = lfirst(lc);
+
+		if (!element->used &&
+			(element->last > xact->last ||
+			 (element->last == xact->last && element->seq > row->seq)) &&
+			bytes_equal(&element->bytes, VARDATA_ANY(row->payload),
+						VARSIZE_ANY_EXHDR(row->payload)))
+		{
+			element->used = true;
+			return true;
+		}
+	}
+	return false;
+}
+
+bool
+dq_unsent_hides(DqUnsent *unsent, const DqTask *task)
+{
+	Bytes		bytes;
+	ListCell   *lc;
+
+	if (task->idlen == 8 && task->member_len == 17 + task->payload_len &&
+		dq_unsent_offer(unsent, id_number(task->idbytes)))
+		return true;
+
+	if (unsent->members)
+	{
+		bytes.data = task->member;
+		bytes.len = task->member_len;
+		if (hash_search(unsent->members, &bytes, HASH_FIND, NULL))
+			return true;
+	}
+	if (unsent->keys && task->key)
+	{
+		bytes.data = task->key;
+		bytes.len = task->key_len;
+		if (hash_search(unsent->keys, &bytes, HASH_FIND, NULL))
+			return true;
+	}
+	foreach(lc, unsent->elements)
+	{
+		Element    *element = lfirst(lc);
+		bool		match;
+
+		if (element->used)
+			continue;
+		if (task->key && bytes_equal(&element->bytes, task->key, task->key_len))
+			match = true;
+		else if (element->is_id && (double) element->due == task->score &&
+				 bytes_equal(&element->id, task->idbytes, task->idlen))
+			match = true;
+		else
+			match = task->key == NULL &&
+				bytes_equal(&element->bytes, task->payload, task->payload_len);
+		if (match)
+		{
+			element->used = true;
+			return true;
+		}
+	}
+	return false;
+}

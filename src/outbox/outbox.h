@@ -1,0 +1,225 @@
+/*
+ * outbox.h
+ *	  Committed operations on their way to Redis: the tables, the snapshots that
+ *	  say which of them are done, who this database is, and what the current
+ *	  transaction has done. May call the queue and shared rooms.
+ */
+#ifndef DQ_OUTBOX_H
+#define DQ_OUTBOX_H
+
+#include "postgres.h"
+
+#include "access/transam.h"
+#include "access/htup.h"
+#include "access/xlogdefs.h"
+#include "storage/itemptr.h"
+#include "utils/relcache.h"
+#include "utils/snapshot.h"
+
+#include "queue/queue.h"
+
+/* ---- source.c: who this database is ---------------------------------------- */
+
+typedef struct DqSource
+{
+	int32		no;				/* dq_source.no, stamped on rows */
+	char		id[33];			/* 32 hex digits */
+	int			node;			/* 15 bits */
+	int32		adopted_from;	/* no of the source whose rows of this place are
+								 * ours as well (dq_adopt of a copy), 0 none */
+} DqSource;
+
+/* Own identity; makes one in this transaction if there is none (must_make) */
+extern const DqSource *dq_source_get(bool must_make);
+extern const char *dq_place(void);		/* text that a copied data directory does not share */
+extern int32 dq_place_hash(void);
+extern const char *dq_host_name(void);
+/* dq_adopt of a physical copy: a new identity */
+extern const DqSource *dq_source_renew(void);
+
+/* ---- snapshot.c -------------------------------------------------------------- */
+
+typedef struct DqSnapshot
+{
+	uint32		tli;
+	FullTransactionId xmin;
+	FullTransactionId xmax;
+	int			nxip;
+	FullTransactionId *xip;		/* sorted, top-level only */
+} DqSnapshot;
+
+extern DqSnapshot *dq_snapshot_take(Snapshot snapshot); /* palloc'd */
+extern DqSnapshot *dq_snapshot_in(const char *text);	/* "" -> nothing visible */
+extern char *dq_snapshot_out(const DqSnapshot *snap);
+extern bool dq_snapshot_sees(const DqSnapshot *snap, uint32 tli, FullTransactionId xid);
+extern bool dq_snapshot_equal(const DqSnapshot *a, const DqSnapshot *b);
+/* End of the last inserted WAL record; take it AFTER the snapshot (PO 1). */
+extern XLogRecPtr dq_flush_point(void);
+/* Flush up to it, wait for the synchronous standby. false: the wait was cut short. */
+extern bool dq_flush_to(XLogRecPtr point);
+
+/* ---- shards.c: registry of shards --------------------------------------------- */
+
+typedef struct DqShardRow
+{
+	int32		no;
+	Oid			serverid;
+	char	   *name;			/* shard name N or N#i, in UTF-8 */
+	int			shard;			/* i */
+	int			nshards;
+	bool		index;			/* as last seen */
+} DqShardRow;
+
+/* Fill queue->shard_no, registering in this transaction what is missing. */
+extern void dq_shards_resolve(DqQueue *queue);
+/* DqShardRow of one server (InvalidOid: all), fresh snapshot, current context. */
+extern List *dq_shards_list(Oid serverid);
+
+/* ---- store.c: rows of the extension's small tables ------------------------------ */
+
+/* Insert past the executor, invisible to logical decoding; indexes included. */
+extern void dq_store_insert(Relation rel, Datum *values, bool *nulls);
+extern void dq_store_delete(Relation rel, HeapTuple tuple);
+/* Does (server, name) stand in the table? Both columns come first there. */
+extern HeapTuple dq_store_find(Relation rel, Snapshot snapshot, Oid serverid,
+							   const char *name);
+
+/* ---- tables.c: writing and reading the outbox ----------------------------------- */
+
+#define DQ_OP_OFFER 'o'
+#define DQ_OP_REMOVE 'r'		/* exact member, token */
+#define DQ_OP_REMOVE_ELEMENT 'e'	/* could not look: resolved when applied */
+#define DQ_OP_REMOVE_KEY 'x'	/* likewise, but only as a key */
+
+#define DQ_NUM_OUTBOX 3
+
+typedef struct DqRow
+{
+	int64		seq;
+	FullTransactionId xid;		/* top-level */
+	uint32		tli;
+	int32		source;
+	int32		place;
+	int32		shard;			/* dq_shards.no */
+	char		op;
+	int64		due;			/* ms */
+	uint64		id;
+	int			table;			/* where it lies, for dq_outbox_fetch */
+	ItemPointerData tid;
+	TimestampTz at;				/* start of the statement that wrote it */
+	bytea	   *key;			/* offer: key or NULL; deferred remove: element */
+	bytea	   *payload;
+	bytea	   *member;			/* exact remove */
+	bytea	   *token;
+} DqRow;
+
+/*
+ * Draw seq and the id it gives: node (15 bits), timeline (8), sequence (40), so
+ * that ids stay unique and in order when a promoted standby draws numbers again
+ * that its primary had drawn (H20). Lock the queue (RowExclusive) before (PO 12).
+ */
+extern int64 dq_outbox_next(uint64 *id);
+/* Insert; xid, tli, at, source, place are filled here. Wakes the bridge at commit. */
+extern void dq_outbox_insert(DqRow *row, Oid serverid);
+
+/* Rows of a shard with from <= xid < to, ordered by (xid, seq), visible to the
+ * snapshot. values: with key, payload, member, token, palloc'd. */
+typedef struct DqOutboxScan DqOutboxScan;
+extern DqOutboxScan *dq_outbox_scan_begin(int32 shard, FullTransactionId from,
+										  FullTransactionId to, Snapshot snapshot);
+extern bool dq_outbox_scan_next(DqOutboxScan *scan, DqRow *row, bool values);
+/* Start over with another range; after_seq counts when the range is one xid. */
+extern void dq_outbox_scan_seek(DqOutboxScan *scan, int32 shard,
+								FullTransactionId from, FullTransactionId to,
+								int64 after_seq);
+/* One row again, by its place; false: not visible. */
+extern bool dq_outbox_fetch(DqOutboxScan *scan, int table, ItemPointer tid, DqRow *row);
+extern void dq_outbox_scan_end(DqOutboxScan *scan);
+
+/*
+ * Rows of ours that the fence (prev, old) does not cover, in no useful order:
+ * looks up only the transactions that prev calls running and those beyond it.
+ * upto: only transactions it sees (NULL: all that the MVCC snapshot shows).
+ */
+typedef struct DqCandidates
+{
+	DqOutboxScan *scan;
+	int32		shard;
+	const DqSnapshot *prev;
+	const DqSnapshot *old;
+	const DqSnapshot *upto;
+	int			xip;			/* next of prev->xip to look up */
+} DqCandidates;
+extern void dq_candidates_begin(DqCandidates *c, int32 shard, const DqSnapshot *prev,
+								const DqSnapshot *old, const DqSnapshot *upto,
+								Snapshot snapshot);
+extern bool dq_candidates_next(DqCandidates *c, DqRow *row, bool values);
+extern void dq_candidates_end(DqCandidates *c);
+
+/*
+ * Is a committed or own row possibly not in Redis yet? The part of the outbox
+ * after the fence: not seen by prev, not by old.
+ */
+extern bool dq_row_is_done(const DqRow *row, const DqSnapshot *prev,
+						   const DqSnapshot *old);
+/* Rows of ours (this source, or adopted with this place)? */
+extern bool dq_row_is_ours(const DqRow *row);
+
+/*
+ * Does the fence (prev, old) cover every row of the shard that the snapshot
+ * sees? (PO 11, H15)
+ */
+extern bool dq_outbox_is_covered(int32 shard, const DqSnapshot *prev,
+								 const DqSnapshot *old, Snapshot snapshot);
+
+/* Committed rows of a shard that are not known to be in Redis, and how old the
+ * oldest is (0: unknown). Counts at most a million. */
+extern void dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest);
+
+/* ---- rotate.c ---------------------------------------------------------------------- */
+
+extern int	dq_outbox_current(void);	/* table that takes new rows */
+extern Oid	dq_outbox_relation(int table);
+/*
+ * Rotate when it is time and empty a table whose rows are all seen by every
+ * shard's mark and older than the window (PO 16). Opens and commits its own
+ * transactions; true if it did something.
+ */
+extern bool dq_outbox_rotate(int64 window_ms);
+/* The mark of a shard: a snapshot all of whose operations are in Redis. */
+extern void dq_mark_store(int32 shard, const DqSnapshot *applied, int64 due);
+extern DqSnapshot *dq_mark_get(int32 shard, Snapshot snapshot);
+
+/* ---- own.c: what this transaction has offered and not removed ---------------------- */
+
+typedef struct DqOwnTask
+{
+	int32		shard;
+	int64		due;
+	uint64		id;
+	bytea	   *key;
+	bytea	   *payload;
+	bool		gone;
+	char		how;			/* as in DqFound */
+} DqOwnTask;
+
+/* The own pending task that an element names (DESIGN: key, id, payload). */
+extern bool dq_own_find(DqQueue *queue, const bytea *element, DqOwnTask *task);
+extern List *dq_own_removed(DqQueue *queue, const bytea *payload);
+extern bool dq_own_has_removed(int32 shard, const bytea *member);
+/* member bytes of a task of ours */
+extern bytea *dq_member_make(uint64 id, const bytea *payload);
+extern void dq_own_added(const DqRow *row);	/* from dq_outbox_insert */
+
+/* ---- xact.c: transaction callbacks -------------------------------------------------- */
+
+extern void dq_xact_touched(Oid serverid);	/* wake its bridge at commit */
+extern void dq_xact_registered(void);		/* shards were registered */
+extern uint32 dq_xact_generation(void);		/* moves when that was rolled back */
+
+/* ---- pauses.c -------------------------------------------------------------------- */
+
+extern bool dq_queue_is_paused(const DqQueue *queue);
+extern bool dq_pause_set(const DqQueue *queue, bool paused);	/* false: was so already */
+
+#endif							/* DQ_OUTBOX_H */

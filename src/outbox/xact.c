@@ -1,0 +1,120 @@
+/*
+ * xact.c
+ *	  Transaction callbacks: wake the bridges of the servers that the committing
+ *	  transaction has written for, once per commit, and forget what a rollback
+ *	  took back. Registered once per backend.
+ */
+#include "postgres.h"
+
+#include "outbox/outbox.h"
+#include "shared/shared.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+
+#define MAX_TOUCHED 8
+
+static Oid	touched[MAX_TOUCHED];
+static int	ntouched = 0;		/* MAX_TOUCHED + 1: more than fit, wake all */
+static bool registered_shards = false;
+static uint32 generation = 0;
+
+extern void dq_own_forget(void);
+
+static void
+forget(void)
+{
+	ntouched = 0;
+	registered_shards = false;
+	dq_own_forget();
+}
+
+static void
+xact_callback(XactEvent event, void *arg)
+{
+	int			i;
+
+	switch (event)
+	{
+		case XACT_EVENT_COMMIT:
+			/*
+			 * After the transaction has left the proc array, so the bridge's
+			 * snapshot will see it. Nothing here may fail.
+			 */
+			if (ntouched > MAX_TOUCHED)
+				dq_wake_bridge(MyDatabaseId, InvalidOid);
+			else
+				for (i = 0; i < ntouched; i++)
+					dq_wake_bridge(MyDatabaseId, touched[i]);
+			forget();
+			break;
+		case XACT_EVENT_ABORT:
+			if (registered_shards)
+				generation++;
+			forget();
+			break;
+		case XACT_EVENT_PREPARE:
+			/* its end will not come to this backend */
+			if (registered_shards)
+				generation++;
+			forget();
+			break;
+		default:
+			break;
+	}
+}
+
+static void
+subxact_callback(SubXactEvent event, SubTransactionId mine,
+				 SubTransactionId parent, void *arg)
+{
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+	{
+		if (registered_shards)
+			generation++;
+		/* own offers may be among what was undone: look again when asked */
+		dq_own_forget();
+	}
+}
+
+static void
+register_callbacks(void)
+{
+	static bool done = false;
+
+	if (done)
+		return;
+	RegisterXactCallback(xact_callback, NULL);
+	RegisterSubXactCallback(subxact_callback, NULL);
+	done = true;
+}
+
+void
+dq_xact_touched(Oid serverid)
+{
+	int			i;
+
+	register_callbacks();
+	for (i = 0; i < Min(ntouched, MAX_TOUCHED); i++)
+		if (touched[i] == serverid)
+			return;
+	if (ntouched > MAX_TOUCHED)
+		return;
+	(void) dq_shared();			/* attach now: not in the callback */
+	if (ntouched < MAX_TOUCHED)
+		touched[ntouched] = serverid;
+	ntouched++;
+}
+
+void
+dq_xact_registered(void)
+{
+	register_callbacks();
+	registered_shards = true;
+}
+
+uint32
+dq_xact_generation(void)
+{
+	return generation;
+}

@@ -1,0 +1,504 @@
+/*
+ * operations.c
+ *	  One C function per Lua script: arguments out, reply in. The scripts' own
+ *	  headers (lua/) say what each does. Called by the relay, the FDW and the SQL
+ *	  functions.
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "queue/queue.h"
+
+#define FENCE_ELEMENTS 6		/* the common part of every reply */
+
+static char *
+reply_text(const DqReply *reply, int i)
+{
+	const DqReply *e = &reply->elements[i];
+
+	if (e->type == DQ_REPLY_INTEGER)
+		return psprintf(INT64_FORMAT, e->integer);
+	if (e->type != DQ_REPLY_STRING)
+		return pstrdup("");
+	return pnstrdup(e->str, e->len);
+}
+
+static bytea *
+reply_bytes(const DqReply *reply, int i)
+{
+	const DqReply *e = &reply->elements[i];
+	bytea	   *result = palloc(VARHDRSZ + e->len);
+
+	SET_VARSIZE(result, VARHDRSZ + e->len);
+	memcpy(VARDATA(result), e->str, e->len);
+	return result;
+}
+
+static int64
+reply_int(const DqReply *reply, int i)
+{
+	const DqReply *e = &reply->elements[i];
+
+	if (e->type == DQ_REPLY_INTEGER)
+		return e->integer;
+	if (e->type == DQ_REPLY_STRING && e->len > 0)
+		return strtoll(pnstrdup(e->str, e->len), NULL, 10);
+	return 0;
+}
+
+/* A score as whole ms, rounded up; INT64_MAX for "" and for +inf. */
+static int64
+reply_score(const DqReply *reply, int i)
+{
+	char	   *text = reply_text(reply, i);
+	double		value;
+
+	if (text[0] == '\0')
+		return PG_INT64_MAX;
+	value = ceil(strtod(text, NULL));
+	if (isnan(value) || value >= 9.2e18)
+		return PG_INT64_MAX;
+	if (value <= -9.2e18)
+		return PG_INT64_MIN;
+	return (int64) value;
+}
+
+static void
+check_shape(const DqReply *reply, int atleast, DqScriptId script)
+{
+	if (reply->type != DQ_REPLY_ARRAY || reply->nelements < atleast)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROTOCOL_VIOLATION),
+				 errmsg("unexpected reply of script \"%s\"",
+						dq_script_name(script)),
+				 errhint("A script in dq_bridge.script_dir may be of another version.")));
+}
+
+static void
+read_fence(const DqReply *reply, DqFence *fence)
+{
+	const DqReply *s = &reply->elements[1];
+
+	memset(fence, 0, sizeof(*fence));
+	fence->status = (DqStatus) reply_int(reply, 0);
+	strlcpy(fence->session, reply_text(reply, 1),
+			Min(sizeof(fence->session), s->len + 1));
+	fence->open = reply_int(reply, 2) == 1;
+	fence->version = reply_int(reply, 3);
+	fence->position = reply_text(reply, 4);
+	fence->next_due = reply_score(reply, 5);
+}
+
+static void
+send_script(DqRedis *redis, DqScriptId script, const DqKeys *keys, int nargs,
+			const DqArg *args)
+{
+	dq_redis_append_script(redis, script, DQ_NUM_KEYS, keys->key, nargs, args);
+}
+
+/* The next reply of a pipeline; an error reply goes to the caller. */
+static DqReply *
+next_reply(DqRedis *redis, DqScriptId script, int atleast, DqReply **error)
+{
+	DqReply    *reply = dq_redis_next(redis);
+
+	*error = NULL;
+	if (reply->type == DQ_REPLY_ERROR)
+	{
+		*error = reply;
+		return NULL;
+	}
+	check_shape(reply, atleast, script);
+	return reply;
+}
+
+/* One exchange of a backend: errors are raised with queue and script. */
+static DqReply *
+call_script(DqRedis *redis, const char *queue, DqScriptId script,
+			const DqKeys *keys, int nargs, const DqArg *args, int atleast)
+{
+	DqReply    *error;
+	DqReply    *reply;
+	int			tries;
+
+	for (tries = 0;; tries++)
+	{
+		send_script(redis, script, keys, nargs, args);
+		reply = next_reply(redis, script, atleast, &error);
+		if (reply)
+			return reply;
+		/* SCRIPT FLUSH or a restart came between; the next append sends the text */
+		if (!dq_reply_is_noscript(error) || tries > 2)
+			dq_reply_report(ERROR, redis, error, dq_script_name(script), queue);
+		dq_reply_free(error);
+	}
+}
+
+#define ARG_INT(buf, value) \
+	(snprintf((buf), sizeof(buf), INT64_FORMAT, (int64) (value)), DQ_ARG(buf))
+
+/* ---- apply ---- */
+
+void
+dq_op_apply_send(DqRedis *redis, const DqKeys *keys, DqPage *page,
+				 const DqApplyHeader *header)
+{
+	char		least[24],
+				count[24];
+	DqArg	   *a = page->args;
+
+	a[0] = DQ_ARG(header->session);
+	a[1] = ARG_INT(least, header->floor);
+	a[2] = DQ_ARG(header->source);
+	a[3] = DQ_ARG(header->expect);
+	a[4] = DQ_ARG(header->position);
+	a[5] = DQ_ARG(header->writer);
+	a[6] = DQ_ARG(header->cur ? header->cur : "");
+	a[7] = DQ_ARG(header->done ? "1" : "0");
+	a[8] = DQ_ARG(header->old ? header->old : "=");
+	a[9] = DQ_ARG(header->index ? "1" : "0");
+	a[10] = ARG_INT(count, page->nops);
+	send_script(redis, DQ_SCRIPT_APPLY, keys, page->nargs, a);
+}
+
+void
+dq_op_apply_result(DqRedis *redis, DqApplyResult *result, DqReply **error)
+{
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_APPLY, FENCE_ELEMENTS + 2, error);
+
+	if (!reply)
+		return;
+	read_fence(reply, &result->fence);
+	result->applied = reply_int(reply, FENCE_ELEMENTS);
+	result->removed = reply_int(reply, FENCE_ELEMENTS + 1);
+	dq_reply_free(reply);
+}
+
+/* ---- find ---- */
+
+static void
+read_found(DqReply *reply, DqFound *found)
+{
+	int			i = FENCE_ELEMENTS;
+
+	memset(found, 0, sizeof(*found));
+	read_fence(reply, &found->fence);
+	found->found = reply->elements[i].len > 0;
+	if (found->found)
+	{
+		found->member = reply_bytes(reply, i);
+		found->due = reply_score(reply, i + 1);
+		found->how = reply->elements[i + 2].str[0];
+	}
+	i += 3;
+	found->scan_more = reply_int(reply, i++) == 1;
+	found->prev = reply_text(reply, i++);
+	found->cur = reply_text(reply, i++);
+	found->old = reply_text(reply, i++);
+	found->owner_source = reply_text(reply, i++);
+	found->owner_place = reply_text(reply, i++);
+	dq_reply_free(reply);
+}
+
+#define FOUND_ELEMENTS (FENCE_ELEMENTS + 9)
+
+void
+dq_op_find(DqRedis *redis, const char *queue, int nshards, const DqKeys *keys,
+		   const char *source, const bytea *element, List *skip, DqFound *found)
+{
+	int			nargs = 4 + list_length(skip);
+	DqArg	   *args = palloc(nargs * sizeof(DqArg));
+	DqReply   **errors = palloc0(nshards * sizeof(DqReply *));
+	ListCell   *lc;
+	int			i;
+
+	args[0] = DQ_ARG(source);
+	args[1] = DQ_ARG_LEN(VARDATA_ANY(element), VARSIZE_ANY_EXHDR(element));
+	dq_element_id(element, &args[2], &args[3]);
+	i = 4;
+	foreach(lc, skip)
+	{
+		bytea	   *member = lfirst(lc);
+
+		args[i++] = DQ_ARG_LEN(VARDATA_ANY(member), VARSIZE_ANY_EXHDR(member));
+	}
+	for (i = 0; i < nshards; i++)
+		send_script(redis, DQ_SCRIPT_FIND, &keys[i], nargs, args);
+	for (i = 0; i < nshards; i++)
+	{
+		DqReply    *reply = next_reply(redis, DQ_SCRIPT_FIND, FOUND_ELEMENTS, &errors[i]);
+
+		if (reply)
+			read_found(reply, &found[i]);
+	}
+	/* SCRIPT FLUSH or a restart came between: once more, one by one */
+	for (i = 0; i < nshards; i++)
+		if (errors[i])
+		{
+			if (!dq_reply_is_noscript(errors[i]))
+				dq_reply_report(ERROR, redis, errors[i], "find", queue);
+			read_found(call_script(redis, queue, DQ_SCRIPT_FIND, &keys[i], nargs, args,
+								   FOUND_ELEMENTS), &found[i]);
+		}
+}
+
+/* ---- range ---- */
+
+#define RANGE_ELEMENTS (FENCE_ELEMENTS + 6)
+
+static DqReply *
+call_range(DqRedis *redis, const char *queue, const DqKeys *keys,
+		   const char *source, const char *cursor_score,
+		   const bytea *cursor_member, int limit, size_t max_bytes,
+		   bool want_keys, bool want_fence, const bytea *payload)
+{
+	DqArg		args[9];
+	char		most[24],
+				bytes[24];
+
+	args[0] = DQ_ARG(source);
+	args[1] = DQ_ARG(cursor_score ? cursor_score : "");
+	args[2] = cursor_member
+		? DQ_ARG_LEN(VARDATA_ANY(cursor_member), VARSIZE_ANY_EXHDR(cursor_member))
+		: DQ_ARG("");
+	args[3] = ARG_INT(most, limit);
+	args[4] = ARG_INT(bytes, max_bytes);
+	args[5] = DQ_ARG(want_keys ? "1" : "0");
+	args[6] = DQ_ARG(want_fence ? "1" : "0");
+	args[7] = DQ_ARG(payload ? "1" : "0");
+	args[8] = payload
+		? DQ_ARG_LEN(VARDATA_ANY(payload), VARSIZE_ANY_EXHDR(payload))
+		: DQ_ARG("");
+	return call_script(redis, queue, DQ_SCRIPT_RANGE, keys, 9, args, RANGE_ELEMENTS);
+}
+
+/*
+ * The tasks point into the reply, which lives as long as the memory context
+ * that is current now.
+ */
+void
+dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
+			const char *source, const char *cursor_score,
+			const bytea *cursor_member, int limit, size_t max_bytes,
+			bool want_keys, bool want_fence, DqRange *range)
+{
+	DqReply    *reply;
+	int			i;
+
+	reply = call_range(redis, queue, keys, source, cursor_score, cursor_member,
+					   limit, max_bytes, want_keys, want_fence, NULL);
+	memset(range, 0, sizeof(*range));
+	read_fence(reply, &range->fence);
+	if (want_fence)
+	{
+		range->prev = reply_text(reply, FENCE_ELEMENTS);
+		range->cur = reply_text(reply, FENCE_ELEMENTS + 1);
+		range->old = reply_text(reply, FENCE_ELEMENTS + 2);
+	}
+	range->end = reply_int(reply, FENCE_ELEMENTS + 3) == 1;
+	range->cursor_score = reply_text(reply, FENCE_ELEMENTS + 4);
+	range->cursor_member = reply_bytes(reply, FENCE_ELEMENTS + 5);
+	range->ntasks = (reply->nelements - RANGE_ELEMENTS) / 4;
+	range->tasks = palloc0(Max(range->ntasks, 1) * sizeof(DqTask));
+	for (i = 0; i < range->ntasks; i++)
+	{
+		const DqReply *e = &reply->elements[RANGE_ELEMENTS + 4 * i];
+		DqTask	   *task = &range->tasks[i];
+
+		task->score = strtod(e[0].str, NULL);
+		task->member = e[1].str;
+		task->member_len = e[1].len;
+		if (e[2].str[0] == 'n')
+		{
+			task->readable = true;
+			task->idlen = (unsigned char) task->member[0];
+			task->idbytes = task->member + 1;
+			task->payload = task->member + 1 + task->idlen + 8;
+		}
+		else if (e[2].str[0] == 'o')
+		{
+			task->readable = true;
+			task->idlen = 8;
+			task->idbytes = task->member;
+			task->payload = task->member + 16;
+		}
+		if (task->readable)
+			task->payload_len = task->member_len - (task->payload - task->member);
+		if (e[3].len > 0 && e[3].str[0] == '+')
+		{
+			task->key = e[3].str + 1;
+			task->key_len = e[3].len - 1;
+		}
+	}
+}
+
+bool
+dq_op_find_scan(DqRedis *redis, const char *queue, const DqKeys *keys,
+				const char *source, const bytea *payload, char **cursor_score,
+				bytea **cursor_member, DqFound *found)
+{
+	DqReply    *reply;
+	bool		end;
+
+	reply = call_range(redis, queue, keys, source, *cursor_score, *cursor_member,
+					   2000, 1024 * 1024, false, false, payload);
+	read_fence(reply, &found->fence);
+	end = reply_int(reply, FENCE_ELEMENTS + 3) == 1;
+	*cursor_score = reply_text(reply, FENCE_ELEMENTS + 4);
+	*cursor_member = reply_bytes(reply, FENCE_ELEMENTS + 5);
+	if (reply->nelements > RANGE_ELEMENTS)
+	{
+		found->found = true;
+		found->due = reply_score(reply, RANGE_ELEMENTS);
+		found->member = reply_bytes(reply, RANGE_ELEMENTS + 1);
+		end = true;
+	}
+	dq_reply_free(reply);
+	return end;
+}
+
+/* ---- transfer ---- */
+
+void
+dq_op_transfer_send(DqRedis *redis, const DqKeys *keys, const char *session,
+					int64 floor, const char *source, int64 now, int limit)
+{
+	DqArg		args[6];
+	char		least[24],
+				at[24],
+				most[24];
+
+	args[0] = DQ_ARG(session);
+	args[1] = ARG_INT(least, floor);
+	args[2] = DQ_ARG(source);
+	args[3] = ARG_INT(at, now);
+	args[4] = ARG_INT(most, limit);
+	args[5] = DQ_ARG("524288");
+	send_script(redis, DQ_SCRIPT_TRANSFER, keys, 6, args);
+}
+
+void
+dq_op_transfer_result(DqRedis *redis, DqTransferResult *result, DqReply **error)
+{
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_TRANSFER, FENCE_ELEMENTS + 5, error);
+
+	if (!reply)
+		return;
+	read_fence(reply, &result->fence);
+	result->moved = reply_int(reply, FENCE_ELEMENTS);
+	result->quarantined = reply_int(reply, FENCE_ELEMENTS + 1);
+	result->oldest_due = reply_score(reply, FENCE_ELEMENTS + 2);
+	if (result->oldest_due == PG_INT64_MAX)
+		result->oldest_due = 0;
+	result->held = reply_int(reply, FENCE_ELEMENTS + 3);
+	result->more = reply_int(reply, FENCE_ELEMENTS + 4) == 1;
+	dq_reply_free(reply);
+}
+
+/* ---- status ---- */
+
+void
+dq_op_status_send(DqRedis *redis, const DqKeys *keys, const char *source,
+				  const char *session, int64 lease, int64 now)
+{
+	DqArg		args[4];
+	char		for_ms[24],
+				at[24];
+
+	args[0] = DQ_ARG(source);
+	args[1] = DQ_ARG(session ? session : "");
+	args[2] = ARG_INT(for_ms, lease);
+	args[3] = ARG_INT(at, now);
+	send_script(redis, DQ_SCRIPT_STATUS, keys, 4, args);
+}
+
+void
+dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
+					DqReply **error)
+{
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 16, error);
+	int			i = FENCE_ELEMENTS;
+
+	if (!reply)
+		return;
+	read_fence(reply, fence);
+	memset(record, 0, sizeof(*record));
+	record->prev = reply_text(reply, i++);
+	record->cur = reply_text(reply, i++);
+	record->old = reply_text(reply, i++);
+	record->writer = reply_text(reply, i++);
+	record->owner_source = reply_text(reply, i++);
+	record->owner_place = reply_text(reply, i++);
+	record->owner_host = reply_text(reply, i++);
+	record->owner_database = reply_text(reply, i++);
+	record->lease_until = reply_int(reply, i++);
+	record->redis_now_us = reply_int(reply, i++);
+	record->pending = reply_int(reply, i++);
+	record->held = reply_int(reply, i++);
+	record->ready = reply_int(reply, i++);
+	record->quarantined = reply_int(reply, i++);
+	record->overdue = reply_int(reply, i++);
+	record->ready_type = reply_text(reply, i++);
+	dq_reply_free(reply);
+}
+
+/* ---- enter, thaw ---- */
+
+void
+dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args)
+{
+	DqArg		a[11];
+	char		lease[24],
+				node[24],
+				version[24];
+
+	a[0] = DQ_ARG(args->source);
+	a[1] = DQ_ARG(args->session);
+	a[2] = DQ_ARG(args->place);
+	a[3] = DQ_ARG(args->host);
+	a[4] = DQ_ARG(args->database);
+	a[5] = ARG_INT(lease, args->lease);
+	a[6] = ARG_INT(node, args->node);
+	a[7] = DQ_ARG(args->producer ? "1" : "0");
+	a[8] = ARG_INT(version, args->expect_version);
+	a[9] = DQ_ARG(args->adopt ? "1" : "0");
+	a[10] = DQ_ARG(args->force ? "1" : "0");
+	send_script(redis, DQ_SCRIPT_ENTER, keys, 11, a);
+}
+
+void
+dq_op_enter_result(DqRedis *redis, DqFence *fence, char **blame, DqReply **error)
+{
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_ENTER, FENCE_ELEMENTS + 1, error);
+
+	if (!reply)
+		return;
+	read_fence(reply, fence);
+	*blame = reply_text(reply, FENCE_ELEMENTS);
+	dq_reply_free(reply);
+}
+
+void
+dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,
+				int64 floor, const char *source)
+{
+	DqArg		args[3];
+	char		least[24];
+
+	args[0] = DQ_ARG(session);
+	args[1] = ARG_INT(least, floor);
+	args[2] = DQ_ARG(source);
+	send_script(redis, DQ_SCRIPT_THAW, keys, 3, args);
+}
+
+void
+dq_op_thaw_result(DqRedis *redis, DqFence *fence, DqReply **error)
+{
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_THAW, FENCE_ELEMENTS, error);
+
+	if (!reply)
+		return;
+	read_fence(reply, fence);
+	dq_reply_free(reply);
+}

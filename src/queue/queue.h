@@ -1,0 +1,380 @@
+/*
+ * queue.h
+ *	  What a queue is: its definition from the catalogs, its key names in Redis,
+ *	  how payloads and keys become bytes, and one C function per Lua script.
+ *	  May call the redis room; knows nothing of the outbox or of workers.
+ */
+#ifndef DQ_QUEUE_H
+#define DQ_QUEUE_H
+
+#include "postgres.h"
+
+#include "access/attnum.h"
+#include "access/transam.h"
+#include "datatype/timestamp.h"
+#include "fmgr.h"
+#include "nodes/pg_list.h"
+
+#include "redis/redis.h"
+
+/* ---- options.c: names, contexts, units, validators of every option ------- */
+
+typedef enum DqDestination
+{
+	DQ_DEST_LIST,
+	DQ_DEST_NONE
+} DqDestination;
+
+typedef enum DqOnOutage
+{
+	DQ_OUTAGE_DEFER,
+	DQ_OUTAGE_ERROR
+} DqOnOutage;
+
+/* ---- definition.c: cached per backend ------------------------------------ */
+
+typedef struct DqServer
+{
+	Oid			serverid;
+	Oid			owner;			/* of the foreign server */
+	char	   *name;
+	DqTarget	target;			/* with the credentials of mapping_user */
+	Oid			mapping_user;
+	char	   *key_prefix;		/* "" if none */
+	bool		password_required;
+	int			scan_interval;	/* ms */
+	int64		replay_window;	/* ms */
+} DqServer;
+
+typedef enum DqColumnRole
+{
+	DQ_COL_ID,
+	DQ_COL_KEY,
+	DQ_COL_PAYLOAD,
+	DQ_COL_DUE_AT,
+	DQ_COL_SHARD,
+	DQ_NUM_COLS
+} DqColumnRole;
+
+typedef struct DqQueue
+{
+	Oid			relid;			/* foreign table, hash key */
+	bool		valid;			/* false: an invalidation came */
+	Oid			serverid;
+	Oid			owner;			/* of the foreign table: whose mapping is used */
+	char	   *relname;
+	char	   *name;			/* N without the shard suffix: key_prefix + option queue */
+	int			nshards;
+	bool		producer;		/* role producer */
+	bool		index;
+	DqDestination destination;
+	DqOnOutage	on_outage;
+	int			remove_timeout; /* ms */
+	AttrNumber	column[DQ_NUM_COLS];	/* InvalidAttrNumber: not there */
+	/* how the payload and key columns take values */
+	Oid			payload_type;	/* InvalidOid: no such column */
+	int32		payload_typmod;
+	FmgrInfo	payload_in;
+	Oid			payload_ioparam;
+	bool		payload_is_text;	/* text, varchar without limit: no check */
+	bool		payload_is_bytea;
+	Oid			key_type;
+	int32		key_typmod;
+	FmgrInfo	key_in;
+	Oid			key_ioparam;
+	/* filled and owned by the outbox room: registry numbers of the shards */
+	int32	   *shard_no;		/* nshards entries or NULL; TopMemoryContext */
+	uint32		shard_generation;
+} DqQueue;
+
+/*
+ * Definition of a queue. 42809 with a hint when relid is no foreign table of
+ * our wrapper. The pointer is valid until the next call that may process
+ * invalidations of that relation; take it anew in each function call.
+ */
+extern DqQueue *dq_queue_get(Oid relid);
+extern DqQueue *dq_queue_get_noerror(Oid relid);	/* NULL if it is no queue */
+/* Server with the credentials of that user (the queue owner); cached. Never
+ * locks anything. errors: 42704. missing_ok: NULL */
+extern DqServer *dq_server_get(Oid serverid, Oid mapping_user, bool missing_ok);
+/* Checks password_required for a server not owned by a superuser. 42501/28P01 */
+extern void dq_server_check_usable(const DqServer *server);
+
+/* ---- catalog.c: the extension, and what there is --------------------------- */
+
+/* Oids of all foreign tables of our wrapper on a server (InvalidOid: all), in
+ * the current snapshot of the catalogs. Takes no lock on them. */
+extern List *dq_queue_list(Oid serverid);
+/* Oids of all servers of our wrapper in this database. */
+extern List *dq_server_list(void);
+/* The wrapper's FDW oid, InvalidOid if the extension is not here. */
+extern Oid	dq_wrapper_oid(void);
+/* Extension schema's oid (InvalidOid: not installed), found by the extension,
+ * not by name; cached and invalidated. */
+extern Oid	dq_extension_schema(void);
+/* Oid of a table, sequence or index of the extension by its name; cached. */
+extern Oid	dq_extension_relation(const char *name);
+
+/* ---- keys.c: names in Redis ---------------------------------------------- */
+
+enum DqKeyNo					/* order of KEYS in every script */
+{
+	DQ_KEY_PENDING,				/* redisson_delay_queue_timeout:{N} */
+	DQ_KEY_READY,				/* N */
+	DQ_KEY_CHANNEL,				/* redisson_delay_queue_channel:{N} */
+	DQ_KEY_LIST,				/* redisson_delay_queue:{N} */
+	DQ_KEY_INDEX,				/* dq:{N}:index */
+	DQ_KEY_FENCE,
+	DQ_KEY_HOLD,
+	DQ_KEY_CLAIM,
+	DQ_KEY_BAD,
+	DQ_KEY_OWNER,
+	DQ_KEY_TWINS,				/* dq:{N}:twins, keyless tasks with equal payloads */
+	DQ_NUM_KEYS
+};
+
+typedef struct DqKeys
+{
+	DqArg		key[DQ_NUM_KEYS];
+} DqKeys;
+
+/* Name of one shard: N, or N#i when nshards > 1. palloc'd. */
+extern char *dq_shard_name(const char *name, int nshards, int shard);
+/* All keys of a shard name; memory in the current context. */
+extern void dq_keys_make(DqKeys *keys, const char *shardname);
+/* Refuse names whose keys would fall into different hash slots (42602). */
+extern bool dq_name_is_one_slot(const char *name);
+/* Shard of a keyed task: CRC-32C of the key bytes mod nshards. */
+extern int	dq_shard_of_key(const char *key, size_t len, int nshards);
+
+/* ---- payload.c: values to bytes and back ---------------------------------- */
+
+#define DQ_MAX_KEY 255
+
+/* text -> UTF-8, bytea raw, json/jsonb text, row -> JSON, else output function */
+extern bytea *dq_payload_bytes(Datum value, Oid type);
+/* Is it acceptable to the queue's payload column? raises 22P02 and kin */
+extern void dq_payload_check(const DqQueue *queue, const bytea *payload);
+/* Output text of a key in UTF-8; 22001 beyond 255 bytes; checks key column */
+extern bytea *dq_key_bytes(const DqQueue *queue, Datum value, Oid type);
+/* UTF-8 bytes -> text datum in the server encoding; 22021 if it is none */
+extern text *dq_bytes_text(const char *data, size_t len);
+
+/* ---- instants (payload.c) -------------------------------------------------- */
+
+/* timestamptz -> ms since 1970, rounded UP; 22008 if infinite, before 1970,
+ * beyond year 9999 */
+extern int64 dq_due_from_timestamp(TimestampTz t);
+extern TimestampTz dq_due_to_timestamp(int64 due_ms);
+extern int64 dq_now_ms(void);	/* the database server's clock, rounded down */
+
+/* ---- ids -------------------------------------------------------------------- */
+
+/* '<due ms>-<n>' */
+extern char *dq_id_out(int64 due, uint64 id);
+/* false: not of that form. foreign ids '<due>-x<hex>' give raw bytes in *foreign */
+extern bool dq_id_in(const char *str, size_t len, int64 *due, uint64 *id,
+					 bytea **foreign);
+
+/* ---- operations.c: one C function per Lua script ---------------------------- */
+
+/* What every script's reply begins with. */
+typedef enum DqStatus
+{
+	DQ_OK,
+	DQ_SESSION,					/* another session: superseded */
+	DQ_BEHIND,					/* Redis is older than the floor */
+	DQ_POSITION,				/* the fence is somewhere else */
+	DQ_FROZEN,					/* not thawed yet */
+	DQ_OWNER,					/* somebody else owns the shard */
+	DQ_NODE						/* another source has this node number */
+} DqStatus;
+
+typedef struct DqFence
+{
+	DqStatus	status;
+	char		session[20];
+	bool		open;			/* thawed for this session */
+	int64		version;		/* of the asking source, -1: none */
+	char	   *position;		/* 'nonce|lastseq:seq|done', "" if missing */
+	int64		next_due;		/* ms, INT64_MAX: nothing pending */
+} DqFence;
+
+/* The whole record, from dq_op_status(full) */
+typedef struct DqFenceRecord
+{
+	char	   *prev;			/* snapshots as text, "" none */
+	char	   *cur;
+	char	   *old;
+	char	   *writer;			/* 'tli tlistart lsn place' */
+	char	   *owner_source;	/* "" : nobody */
+	char	   *owner_place;
+	char	   *owner_host;
+	char	   *owner_database;
+	int64		lease_until;	/* ms, Redis clock */
+	int64		redis_now_us;
+	int64		pending,
+				held,
+				ready,
+				quarantined,
+				overdue;
+	char	   *ready_type;		/* none, list, ... */
+} DqFenceRecord;
+
+#define DQ_MAX_APPLY_ARGS 11	/* arguments before the operations */
+
+/* operations in a page, appended to a DqPage */
+typedef struct DqPage
+{
+	DqArg	   *args;			/* DQ_MAX_APPLY_ARGS first, then operations */
+	int			nargs;
+	int			maxargs;
+	int			nops;
+	size_t		bytes;			/* of the operations */
+	MemoryContext context;		/* owns args and their bytes */
+} DqPage;
+
+extern DqPage *dq_page_create(MemoryContext parent);
+extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
+						  const bytea *payload, const bytea *key);
+extern void dq_page_remove(DqPage *page, const bytea *member, const bytea *token);
+/* a remove that could not look: resolved when it is applied */
+extern void dq_page_remove_element(DqPage *page, const bytea *element);
+extern void dq_page_remove_key(DqPage *page, const bytea *key);
+
+/* Six bytes of due and eight of id, big-endian: where a task is, in the index. */
+extern void dq_place_encode(unsigned char *place, int64 due, uint64 id);
+/* due digits and id bytes of an element that has the form of an id, else "" */
+extern void dq_element_id(const bytea *element, DqArg *due, DqArg *id);
+
+typedef struct DqApplyHeader
+{
+	const char *session;
+	int64		floor;
+	const char *source;
+	const char *expect;			/* predecessor position */
+	const char *position;		/* position after this page */
+	const char *writer;
+	const char *cur;			/* first page: the batch's target, else NULL */
+	bool		done;			/* last page: cur becomes prev */
+	const char *old;			/* NULL: leave, "" drop */
+	bool		index;
+} DqApplyHeader;
+
+extern void dq_op_apply_send(DqRedis *redis, const DqKeys *keys, DqPage *page,
+							 const DqApplyHeader *header);
+/* Take the next reply of the pipeline as an apply reply. Error replies are
+ * returned: *error non-NULL, then nothing else is valid. */
+typedef struct DqApplyResult
+{
+	DqFence		fence;
+	int64		applied;
+	int64		removed;
+} DqApplyResult;
+extern void dq_op_apply_result(DqRedis *redis, DqApplyResult *result, DqReply **error);
+
+typedef struct DqFound
+{
+	DqFence		fence;
+	bool		found;
+	bytea	   *member;
+	int64		due;
+	char		how;			/* 'k' key, 'i' id, 'p' payload */
+	bool		scan_more;		/* there are tasks the index does not know:
+								 * go on with dq_op_find_scan */
+	char	   *prev;			/* fence's snapshots, for the coverage test */
+	char	   *cur;
+	char	   *old;
+	char	   *owner_source;
+	char	   *owner_place;
+} DqFound;
+/*
+ * Ask all shards of a queue in one pipeline. skip: list of bytea members that do
+ * not count (removed by the asking transaction).
+ */
+extern void dq_op_find(DqRedis *redis, const char *queue, int nshards,
+					   const DqKeys *keys, const char *source,
+					   const bytea *element, List *skip, DqFound *found);
+/* One bounded step of the search by payload among tasks the index does not know;
+ * true when it has ended (found or not). The cursor begins as NULL, NULL. */
+extern bool dq_op_find_scan(DqRedis *redis, const char *queue, const DqKeys *keys,
+							const char *source, const bytea *payload,
+							char **cursor_score, bytea **cursor_member,
+							DqFound *found);
+
+typedef struct DqTransferResult
+{
+	DqFence		fence;
+	int64		moved;
+	int64		quarantined;
+	int64		oldest_due;		/* of those moved, 0 if none */
+	int64		held;
+	bool		more;			/* the page was full */
+} DqTransferResult;
+extern void dq_op_transfer_send(DqRedis *redis, const DqKeys *keys,
+								const char *session, int64 floor,
+								const char *source, int64 now, int limit);
+extern void dq_op_transfer_result(DqRedis *redis, DqTransferResult *result,
+								  DqReply **error);
+
+/* One page of pending tasks in (due, member) order. */
+typedef struct DqTask
+{
+	double		score;
+	const char *member;			/* whole member */
+	size_t		member_len;
+	bool		readable;		/* false: not a member we understand */
+	const char *idbytes;
+	size_t		idlen;
+	const char *payload;
+	size_t		payload_len;
+	const char *key;			/* NULL: keyless */
+	size_t		key_len;
+} DqTask;
+typedef struct DqRange
+{
+	DqFence		fence;
+	char	   *prev;			/* first page only (want_fence) */
+	char	   *cur;
+	char	   *old;
+	DqTask	   *tasks;
+	int			ntasks;
+	bool		end;
+	/* cursor for the next page */
+	char	   *cursor_score;
+	bytea	   *cursor_member;
+} DqRange;
+extern void dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
+						const char *source, const char *cursor_score,
+						const bytea *cursor_member, int limit, size_t max_bytes,
+						bool want_keys, bool want_fence, DqRange *range);
+
+/* Read the fence record; renews the lease if session is given and ours. */
+extern void dq_op_status_send(DqRedis *redis, const DqKeys *keys,
+							  const char *source, const char *session,
+							  int64 lease, int64 now);
+extern void dq_op_status_result(DqRedis *redis, DqFence *fence,
+								DqFenceRecord *record, DqReply **error);
+
+typedef struct DqEnterArgs
+{
+	const char *source;
+	const char *session;		/* the new one */
+	const char *place;
+	const char *host;
+	const char *database;
+	int64		lease;			/* ms */
+	int			node;			/* 0..32767 */
+	bool		producer;
+	int64		expect_version; /* as seen by status */
+	bool		adopt;			/* take it from another owner whose lease is over */
+	bool		force;			/* ... or not over */
+} DqEnterArgs;
+extern void dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args);
+/* On DQ_OWNER and DQ_NODE *blame is the other source and its host */
+extern void dq_op_enter_result(DqRedis *redis, DqFence *fence, char **blame, DqReply **error);
+extern void dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,
+							int64 floor, const char *source);
+extern void dq_op_thaw_result(DqRedis *redis, DqFence *fence, DqReply **error);
+
+#endif							/* DQ_QUEUE_H */

@@ -1,0 +1,602 @@
+/*
+ * batch.c
+ *	  Which rows go to Redis, in which order, in which pages. A batch is what one
+ *	  snapshot (cur) sees and the fence's (prev) does not; its order is the last
+ *	  seq of each transaction, then seq (G8), and so the same whoever reads it.
+ *	  Called by bridge.c in each round.
+ */
+#include "postgres.h"
+
+#include "compat.h"
+#include "relay/relay_private.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "storage/lwlock.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#define PAGE_OPS	500
+#define PAGE_BYTES	(256 * 1024)
+
+void
+dq_batch_free(DqShard *shard)
+{
+	if (shard->prepared)
+	{
+		MemoryContextDelete(shard->prepared->page->context);
+		shard->prepared = NULL;
+	}
+	if (shard->batch)
+		MemoryContextDelete(shard->batch->context);
+	shard->batch = NULL;
+}
+
+static DqSnapshot *
+snapshot_copy(const DqSnapshot *snap)
+{
+	DqSnapshot *copy = palloc(sizeof(DqSnapshot));
+
+	*copy = *snap;
+	copy->xip = palloc(Max(snap->nxip, 1) * sizeof(FullTransactionId));
+	memcpy(copy->xip, snap->xip, snap->nxip * sizeof(FullTransactionId));
+	return copy;
+}
+
+static void
+snapshot_free(DqSnapshot *snap)
+{
+	if (snap == NULL)
+		return;
+	if (snap->xip)
+		pfree(snap->xip);
+	pfree(snap);
+}
+
+/* Everything up to here is applied, as far as this shard has rows. */
+static void
+set_seen(DqShard *shard, const DqSnapshot *snap)
+{
+	MemoryContext old = MemoryContextSwitchTo(shard->snapshots);
+	DqSnapshot *before = shard->seen;
+
+	shard->seen = snapshot_copy(snap);
+	if (before != shard->prev)
+		snapshot_free(before);
+	MemoryContextSwitchTo(old);
+	shard->stats.relayed_xmin = U64FromFullTransactionId(snap->xmax);
+	shard->publish = true;
+}
+
+static DqBatch *
+batch_create(DqShard *shard, const DqSnapshot *cur)
+{
+	MemoryContext context = AllocSetContextCreate(shard->context, "dq_bridge batch",
+												  ALLOCSET_DEFAULT_SIZES);
+	MemoryContext old = MemoryContextSwitchTo(context);
+	DqBatch    *batch = palloc0(sizeof(DqBatch));
+
+	batch->context = context;
+	batch->cur = snapshot_copy(cur);
+	batch->maxgroups = 64;
+	batch->groups = palloc(batch->maxgroups * sizeof(DqGroup));
+	MemoryContextSwitchTo(old);
+	return batch;
+}
+
+/* The fence was found inside a batch: go on with that batch's own bounds. */
+static void
+batch_resume(DqShard *shard, const char *cur)
+{
+	char		nonce[20];
+	int64		last,
+				seq;
+
+	if (sscanf(shard->position, "%16[0-9a-f]|" INT64_FORMAT ":" INT64_FORMAT "|0",
+			   nonce, &last, &seq) != 3)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("fence of \"%s\" has an unreadable position \"%s\"",
+						shard->name, shard->position)));
+	shard->batch = batch_create(shard, dq_snapshot_in(cur));
+	strlcpy(shard->batch->nonce, nonce, sizeof(shard->batch->nonce));
+	shard->batch->started = true;
+	shard->batch->after_last = last;
+	shard->batch->after_seq = seq;
+}
+
+/* From status: the fence's snapshots and position become what we believe. */
+void
+dq_shard_adopt_fence(DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
+{
+	MemoryContext old;
+	size_t		len;
+
+	dq_batch_free(shard);
+	MemoryContextReset(shard->snapshots);
+	old = MemoryContextSwitchTo(shard->snapshots);
+	shard->prev = dq_snapshot_in(record->prev);
+	shard->old = record->old[0] ? dq_snapshot_in(record->old) : NULL;
+	shard->seen = shard->prev;
+	shard->looked = false;
+	MemoryContextSwitchTo(old);
+	strlcpy(shard->position, fence->position, sizeof(shard->position));
+	strlcpy(shard->sent_position, fence->position, sizeof(shard->sent_position));
+	shard->floor = Max(shard->floor, fence->version);
+	len = strlen(shard->position);
+	if (len > 2 && strcmp(shard->position + len - 2, "|0") == 0)
+		batch_resume(shard, record->cur);
+}
+
+/*
+ * PO 3a: a batch of another timeline whose target calls a transaction ended that
+ * is still in progress here (prepared, its COMMIT PREPARED was lost with the old
+ * primary) stays open: its rows would be passed over.
+ */
+static bool
+may_close(const DqBatch *batch, const DqSnapshot *now)
+{
+	int			i;
+
+	if (batch->cur->tli >= now->tli)
+		return true;
+	for (i = 0; i < now->nxip; i++)
+		if (dq_snapshot_sees(batch->cur, batch->cur->tli, now->xip[i]))
+		{
+			ereport(LOG,
+					(errcode(ERRCODE_OBJECT_IN_USE),
+					 errmsg("dq_bridge waits for the end of a prepared transaction from before the promotion"),
+					 errhint("See pg_prepared_xacts.")));
+			return false;
+		}
+	return true;
+}
+
+static bool
+sees_any(const DqSnapshot *snap, const DqSnapshot *running)
+{
+	int			i;
+
+	for (i = 0; i < running->nxip; i++)
+		if (dq_snapshot_sees(snap, snap->tli, running->xip[i]))
+			return true;
+	return false;
+}
+
+/*
+ * PO 2 (R2): a transaction prepared before a promotion is ended for the fence's
+ * prev and running for the first snapshot of the new timeline. While one is, the
+ * older snapshot stays, and a row is done if either sees it. NULL: leave as it
+ * is, "": drop.
+ */
+char *
+dq_batch_old(DqShard *shard)
+{
+	const DqSnapshot *cur = shard->batch->cur;
+
+	if (shard->prev->tli != 0 && shard->prev->tli < cur->tli &&
+		sees_any(shard->prev, cur))
+		return dq_snapshot_out(shard->prev);
+	if (shard->old && !sees_any(shard->old, cur))
+		return "";
+	return NULL;
+}
+
+void
+dq_batch_done(DqShard *shard)
+{
+	char	   *old_text = dq_batch_old(shard);
+	MemoryContext old = MemoryContextSwitchTo(shard->snapshots);
+	DqSnapshot *before = shard->prev;
+
+	if (old_text)
+	{
+		snapshot_free(shard->old);
+		shard->old = old_text[0] ? dq_snapshot_in(old_text) : NULL;
+	}
+	shard->prev = snapshot_copy(shard->batch->cur);
+	MemoryContextSwitchTo(old);
+	if (before != shard->seen)
+		snapshot_free(before);
+	shard->want_thaw |= shard->batch->thaws;
+	set_seen(shard, shard->batch->cur);
+	shard->mark_wanted = true;
+	dq_batch_free(shard);
+}
+
+/* ---- collecting ---- */
+
+static void
+collect_row(DqShard *shard, const DqRow *row)
+{
+	DqBatch    *batch = shard->batch;
+	DqGroup    *group = batch->ngroups > 0 ? &batch->groups[batch->ngroups - 1] : NULL;
+
+	batch->rows++;
+	if (group && FullTransactionIdEquals(group->xid, row->xid))
+	{
+		group->last_seq = Max(group->last_seq, row->seq);
+		group->nrows++;
+		return;
+	}
+	if (batch->ngroups == batch->maxgroups)
+	{
+		batch->maxgroups *= 2;
+		batch->groups = repalloc_huge(batch->groups,
+									  (Size) batch->maxgroups * sizeof(DqGroup));
+	}
+	group = &batch->groups[batch->ngroups++];
+	group->xid = row->xid;
+	group->last_seq = row->seq;
+	group->nrows = 1;
+	group->table = row->table;
+	group->tid = row->tid;
+}
+
+static int
+group_cmp(const void *a, const void *b)
+{
+	const DqGroup *x = a,
+			   *y = b;
+
+	return x->last_seq < y->last_seq ? -1 : x->last_seq > y->last_seq;
+}
+
+/*
+ * Read on with the candidates (see dq_candidates_begin; here with a cursor, so
+ * that a million rows are collected in slices between which due tasks move).
+ */
+static void
+collect(DqShard *shard, DqOutboxScan *scan, TimestampTz deadline)
+{
+	DqBatch    *batch = shard->batch;
+	const DqSnapshot *seen = shard->seen;
+	DqRow		row;
+	int			n = 0;
+
+	if (!batch->in_range && batch->xip == 0 && batch->ngroups == 0 && batch->at_seq == 0)
+	{
+		batch->in_range = true;
+		batch->at_xid = seen->xmax;
+		if (seen->tli < batch->cur->tli)
+		{
+			batch->at_xid = FullTransactionIdFromU64(0);
+			batch->xip = seen->nxip;
+		}
+	}
+	for (;;)
+	{
+		if (batch->at_seq > 0)
+		{
+			/* the rest of the transaction we stopped in */
+			dq_outbox_scan_seek(scan, shard->no, batch->at_xid, batch->at_xid, batch->at_seq);
+			while (dq_outbox_scan_next(scan, &row, false))
+			{
+				collect_row(shard, &row);
+				batch->at_seq = row.seq;
+				if (++n % 1000 == 0 && GetCurrentTimestamp() >= deadline)
+					return;
+			}
+			batch->at_seq = 0;
+			FullTransactionIdAdvance(&batch->at_xid);
+		}
+		if (batch->in_range)
+		{
+			dq_outbox_scan_seek(scan, shard->no, batch->at_xid, batch->cur->xmax, 0);
+			while (dq_outbox_scan_next(scan, &row, false))
+			{
+				if (!dq_row_is_ours(&row) ||
+					dq_row_is_done(&row, shard->seen, shard->old) ||
+					dq_row_is_done(&row, shard->prev, NULL) ||
+					!dq_snapshot_sees(batch->cur, row.tli, row.xid))
+				{
+					batch->at_xid = row.xid;
+					continue;
+				}
+				collect_row(shard, &row);
+				if (++n % 1000 == 0 && GetCurrentTimestamp() >= deadline)
+				{
+					batch->at_xid = row.xid;
+					batch->at_seq = row.seq;
+					return;
+				}
+			}
+			batch->in_range = false;
+		}
+		/* the next one that was running */
+		for (;;)
+		{
+			FullTransactionId next;
+
+			if (batch->xip >= seen->nxip)
+			{
+				batch->collected = true;
+				return;
+			}
+			batch->at_xid = seen->xip[batch->xip++];
+			if (!dq_snapshot_sees(batch->cur, batch->cur->tli, batch->at_xid))
+				continue;
+			next = batch->at_xid;
+			FullTransactionIdAdvance(&next);
+			dq_outbox_scan_seek(scan, shard->no, batch->at_xid, next, 0);
+			while (dq_outbox_scan_next(scan, &row, false))
+			{
+				if (!dq_row_is_ours(&row) || dq_row_is_done(&row, shard->old, NULL))
+					continue;
+				collect_row(shard, &row);
+				if (++n % 1000 == 0 && GetCurrentTimestamp() >= deadline)
+				{
+					batch->at_seq = row.seq;
+					return;
+				}
+			}
+		}
+	}
+}
+
+/* ---- cutting ---- */
+
+static void
+add_row(DqCut *cut, const DqRow *row)
+{
+	switch (row->op)
+	{
+		case DQ_OP_OFFER:
+			dq_page_offer(cut->page, row->due, row->id, row->payload, row->key);
+			cut->offers++;
+			break;
+		case DQ_OP_REMOVE:
+			dq_page_remove(cut->page, row->member, row->token);
+			break;
+		case DQ_OP_REMOVE_ELEMENT:
+			dq_page_remove_element(cut->page, row->key);
+			break;
+		case DQ_OP_REMOVE_KEY:
+			dq_page_remove_key(cut->page, row->key);
+			break;
+		default:
+			ereport(ERROR,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("outbox row " INT64_FORMAT " has unknown operation \"%c\"",
+							row->seq, row->op)));
+	}
+}
+
+static inline bool
+page_is_full(const DqPage *page)
+{
+	return page->nops >= PAGE_OPS || page->bytes >= PAGE_BYTES;
+}
+
+/*
+ * The next page of the batch. Rows up to (after_last, after_seq) were applied
+ * before the batch was found half done.
+ */
+static DqCut *
+cut_page(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
+{
+	DqBatch    *batch = shard->batch;
+	DqPage	   *page = dq_page_create(shard->context);
+	DqCut	   *cut = MemoryContextAllocZero(page->context, sizeof(DqCut));
+	MemoryContext old = MemoryContextSwitchTo(scratch);
+	int64		last = batch->after_last,
+				seq = batch->after_seq;
+	DqRow		row;
+
+	cut->page = page;
+	cut->first = !batch->started;
+	while (batch->group < batch->ngroups && !page_is_full(page))
+	{
+		DqGroup    *group = &batch->groups[batch->group];
+		int64		from = batch->cut_seq;
+
+		MemoryContextReset(scratch);
+		if (group->last_seq < batch->after_last)
+		{
+			batch->group++;
+			continue;
+		}
+		if (group->last_seq == batch->after_last)
+			from = Max(from, batch->after_seq);
+		if (group->nrows == 1)
+		{
+			if (group->last_seq > from)
+			{
+				if (!dq_outbox_fetch(scan, group->table, &group->tid, &row))
+					ereport(ERROR,
+							(errcode(ERRCODE_DATA_CORRUPTED),
+							 errmsg("a committed row of outbox table %u has vanished",
+									group->table)));
+				add_row(cut, &row);
+				last = group->last_seq;
+				seq = row.seq;
+			}
+			batch->group++;
+			batch->cut_seq = 0;
+			continue;
+		}
+		/* from 0: all of it; seq begins at 1 */
+		if (from > 0)
+			dq_outbox_scan_seek(scan, shard->no, group->xid, group->xid, from);
+		else
+		{
+			FullTransactionId next = group->xid;
+
+			FullTransactionIdAdvance(&next);
+			dq_outbox_scan_seek(scan, shard->no, group->xid, next, 0);
+		}
+		for (;;)
+		{
+			if (page_is_full(page))
+				break;
+			if (!dq_outbox_scan_next(scan, &row, true))
+			{
+				batch->group++;
+				batch->cut_seq = 0;
+				break;
+			}
+			add_row(cut, &row);
+			last = group->last_seq;
+			seq = row.seq;
+			batch->cut_seq = row.seq;
+			if (page->nops % 100 == 0)
+				MemoryContextReset(scratch);
+		}
+	}
+	MemoryContextSwitchTo(old);
+	batch->rows -= page->nops;
+	cut->done = batch->group >= batch->ngroups;
+	snprintf(cut->position, sizeof(cut->position), "%s|" INT64_FORMAT ":" INT64_FORMAT "|%d",
+			 batch->nonce, last, seq, cut->done ? 1 : 0);
+	return cut;
+}
+
+/* ---- the step of a round ---- */
+
+static bool
+wants_rows(const DqShard *shard, TimestampTz now)
+{
+	return (shard->state == DQ_SHARD_OPEN || shard->state == DQ_SHARD_FROZEN) &&
+		!shard->broken && shard->prepared == NULL && shard->blocked_until <= now;
+}
+
+/* Moves with every transaction that had an xid, COMMIT PREPARED included. */
+uint64
+dq_completion_count(void)
+{
+	uint64		count;
+
+	LWLockAcquire(ProcArrayLock, LW_SHARED);
+	count = DqVariableCache->xactCompletionCount;
+	LWLockRelease(ProcArrayLock);
+	return count;
+}
+
+bool
+dq_batches_prepare(DqBridge *bridge, TimestampTz deadline)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	uint64		completions = dq_completion_count();
+	bool		any = false,
+				more = false;
+	MemoryContext scratch;
+	MemoryContext caller = CurrentMemoryContext;
+	Snapshot	snapshot;
+	DqSnapshot *cur;
+	DqOutboxScan *scan = NULL;
+	XLogRecPtr	point;
+	bool		flush_needed = false;
+	ListCell   *lc;
+
+	foreach(lc, bridge->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		if (wants_rows(shard, now) &&
+			(shard->batch ? !shard->batch->last_cut :
+			 (!shard->looked || shard->completions != completions)))
+			any = true;
+	}
+	/* nothing has committed since the last look: not even a snapshot is opened */
+	if (!any)
+		return false;
+
+	dq_bridge_begin(bridge);
+	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	scratch = AllocSetContextCreate(bridge->round, "dq_bridge rows", ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSwitchTo(bridge->round);
+	cur = dq_snapshot_take(snapshot);
+	bridge->tli = cur->tli;
+	point = dq_flush_point();	/* after the snapshot: PO 1 */
+
+	foreach(lc, bridge->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+		DqBatch    *batch;
+
+		if (!wants_rows(shard, now))
+			continue;
+		if (shard->batch == NULL)
+		{
+			if (shard->looked && shard->completions == completions)
+				continue;
+			shard->batch = batch_create(shard, cur);
+			dq_new_token(shard->batch->nonce);
+			shard->batch->thaws = shard->state == DQ_SHARD_FROZEN;
+			shard->looked = true;
+			shard->completions = completions;
+		}
+		batch = shard->batch;
+		if (scan == NULL)
+			scan = dq_outbox_scan_begin(shard->no, cur->xmax, cur->xmax, snapshot);
+		if (!batch->collected)
+		{
+			collect(shard, scan, deadline);
+			if (!batch->collected)
+			{
+				more = true;
+				continue;
+			}
+			qsort(batch->groups, batch->ngroups, sizeof(DqGroup), group_cmp);
+			if (batch->ngroups == 0 && !batch->started)
+			{
+				/* progress over an empty round stays in memory (PROTOCOL R7) */
+				shard->want_thaw |= batch->thaws;
+				set_seen(shard, batch->cur);
+				dq_batch_free(shard);
+				continue;
+			}
+		}
+		if (batch->last_cut)
+			continue;
+		shard->prepared = cut_page(shard, scan, scratch);
+		if (shard->prepared->done)
+		{
+			if (may_close(batch, cur))
+				batch->last_cut = true;
+			else if (shard->prepared->page->nops == 0)
+			{
+				MemoryContextDelete(shard->prepared->page->context);
+				shard->prepared = NULL;
+				continue;
+			}
+			else
+			{
+				shard->prepared->done = false;
+				shard->prepared->position[strlen(shard->prepared->position) - 1] = '0';
+			}
+		}
+		if (!batch->last_cut)
+			more = true;
+		flush_needed = true;
+	}
+	if (scan)
+		dq_outbox_scan_end(scan);
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(scratch);
+
+	/*
+	 * PO 1: before any script leaves that puts cur into a fence, cur's ended
+	 * transactions are durable here, and on the synchronous standby (G11).
+	 */
+	if (flush_needed && !dq_flush_to(point))
+	{
+		CHECK_FOR_INTERRUPTS();
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
+				 errmsg("wait for the synchronous standby was cut short")));
+	}
+	if (flush_needed)
+	{
+		MemoryContext old = MemoryContextSwitchTo(bridge->context);
+
+		if (bridge->writer)
+			pfree(bridge->writer);
+		bridge->writer = dq_writer_stamp(cur->tli, point);
+		MemoryContextSwitchTo(old);
+	}
+	UnregisterSnapshot(snapshot);
+	dq_bridge_end(bridge);
+	return more;
+}

@@ -1,0 +1,329 @@
+/*
+ * enter.c
+ *	  Coming to a shard: look at its fence, decide whether this server may go on
+ *	  from it (PO 5a), open a session (PO 7). Also the way back after a refusal.
+ *	  Called by bridge.c before anything else is sent.
+ */
+#include "postgres.h"
+
+#include "compat.h"
+#include "relay/relay_private.h"
+
+#include "access/timeline.h"
+#include "access/xlog.h"
+#include "commands/dbcommands.h"
+#include "miscadmin.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+void
+dq_new_token(char *token)
+{
+	uint64		random;
+
+	if (!pg_strong_random(&random, sizeof(random)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INTERNAL_ERROR),
+				 errmsg("could not generate a random token")));
+	snprintf(token, 17, "%016" INT64_MODIFIER "x", random);
+}
+
+/* Forget what is believed of the shard; its rows are read again. */
+void
+dq_shard_forget(DqShard *shard, DqShardState state)
+{
+	dq_batch_free(shard);
+	shard->state = state;
+	shard->broken = false;
+	shard->want_thaw = false;
+	shard->looked = false;
+	shard->transfer_more = false;
+	shard->publish = true;
+}
+
+/* ---- the writer's stamp: timeline, where it began, position ---- */
+
+static XLogRecPtr
+timeline_start(List *history, uint32 tli)
+{
+	ListCell   *lc;
+
+	foreach(lc, history)
+	{
+		TimeLineHistoryEntry *entry = lfirst(lc);
+
+		if (entry->tli == tli)
+			return entry->begin;
+	}
+	return InvalidXLogRecPtr;
+}
+
+char *
+dq_writer_stamp(uint32 tli, XLogRecPtr lsn)
+{
+	static uint32 known_tli = 0;
+	static XLogRecPtr start;
+
+	if (known_tli != tli)
+	{
+		List	   *history = readTimeLineHistory(tli);
+
+		start = timeline_start(history, tli);
+		list_free_deep(history);
+		known_tli = tli;
+	}
+	return psprintf("%u " UINT64_FORMAT " " UINT64_FORMAT, tli, start, lsn);
+}
+
+/*
+ * PO 5a: a fence is built on only if who wrote it last is in this server's
+ * history: its timeline (number and start) is one of ours, and on the current one
+ * it is not ahead of us. Otherwise a page of a server that went another way could
+ * be taken for our own past, and rows be passed over.
+ */
+bool
+dq_writer_is_ours(const char *stamp, XLogRecPtr now)
+{
+	uint32		tli,
+				mine = GetWALInsertionTimeLine();
+	uint64		start,
+				lsn;
+	List	   *history;
+	ListCell   *lc;
+	bool		ours = false;
+
+	if (stamp[0] == '\0')
+		return true;			/* nobody has written yet */
+	if (sscanf(stamp, "%u " UINT64_FORMAT " " UINT64_FORMAT, &tli, &start, &lsn) != 3)
+		return false;
+	if (tli > mine)
+		return false;
+	history = readTimeLineHistory(mine);
+	foreach(lc, history)
+	{
+		TimeLineHistoryEntry *entry = lfirst(lc);
+
+		if (entry->tli == tli && entry->begin == start)
+			ours = tli < mine || lsn <= now;
+	}
+	list_free_deep(history);
+	return ours;
+}
+
+/* ---- not ours ---- */
+
+static void
+not_owner(DqBridge *bridge, DqShard *shard, const char *why)
+{
+	bool		news = shard->state != DQ_SHARD_NOT_OWNER ||
+		shard->blame == NULL || strcmp(shard->blame, why) != 0;
+
+	dq_shard_forget(shard, DQ_SHARD_NOT_OWNER);
+	if (!news)
+		return;
+	if (shard->blame)
+		pfree(shard->blame);
+	shard->blame = MemoryContextStrdup(shard->context, why);
+	strlcpy(shard->stats.last_error, why, DQ_ERROR_LEN);
+	shard->stats.last_error_at = GetCurrentTimestamp();
+	ereport(LOG,
+			(errmsg("dq_bridge: shard \"%s\" of server \"%s\" is not this database's: %s",
+					shard->name, bridge->server_name, why),
+			 errhint("dq_adopt() makes this database the owner.")));
+}
+
+static bool
+wants_look(DqBridge *bridge, DqShard *shard, TimestampTz now)
+{
+	if (shard->blocked_until > now)
+		return false;
+	switch (shard->state)
+	{
+		case DQ_SHARD_UNKNOWN:
+		case DQ_SHARD_RESYNC:
+			return true;
+		case DQ_SHARD_NOT_OWNER:
+			return TimestampDifferenceExceeds(shard->status_at, now, bridge->scan_interval);
+		default:
+			return false;
+	}
+}
+
+/* true: enter it */
+static bool
+judge(DqBridge *bridge, DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
+{
+	XLogRecPtr	now = GetXLogInsertRecPtr();
+
+	if (!dq_writer_is_ours(record->writer, now))
+	{
+		not_owner(bridge, shard, psprintf("its fence was written by another branch of this database's history (%s)",
+										  record->writer));
+		return false;
+	}
+	if (shard->state == DQ_SHARD_RESYNC)
+	{
+		/* same session and nothing lost: go on from where the fence is */
+		if (strcmp(fence->session, shard->session) == 0 &&
+			fence->version >= shard->floor &&
+			(shard->producer || strcmp(record->owner_source, bridge->source) == 0))
+		{
+			dq_shard_adopt_fence(shard, fence, record);
+			shard->state = (fence->open || shard->producer) ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+			shard->next_due = fence->next_due;
+			shard->publish = true;
+			return false;
+		}
+		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+	}
+	if (shard->producer)
+		return true;
+	if (record->owner_source[0] != '\0' && strcmp(record->owner_source, bridge->source) != 0)
+	{
+		not_owner(bridge, shard,
+				  psprintf("owner is source %s on host %s, database %s",
+						   record->owner_source, record->owner_host, record->owner_database));
+		return false;
+	}
+	/*
+	 * Our own identity, alive in another place: a failover has to wait for the
+	 * lease to end. On the same timeline it is a copied data directory, which
+	 * stays idle until it is adopted.
+	 */
+	if (record->owner_source[0] != '\0' && strcmp(record->owner_place, dq_place()) != 0)
+	{
+		bool		alive = record->lease_until > record->redis_now_us / 1000;
+		uint32		tli = 0;
+
+		sscanf(record->writer, "%u", &tli);
+		if (alive && tli == GetWALInsertionTimeLine())
+			shard->lease_elsewhere = true;
+		if (alive || shard->lease_elsewhere)
+		{
+			not_owner(bridge, shard,
+					  psprintf("the same database runs on host %s as well", record->owner_host));
+			return false;
+		}
+	}
+	return true;
+}
+
+/*
+ * Look at all shards that are not entered, then enter those that are ours: two
+ * round trips for any number of shards.
+ */
+void
+dq_shards_enter(DqBridge *bridge)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	List	   *looking = NIL;
+	List	   *entering = NIL;
+	MemoryContext old = MemoryContextSwitchTo(bridge->round);
+	const char *database = NULL;
+	ListCell   *lc;
+
+	foreach(lc, bridge->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		if (!wants_look(bridge, shard, now))
+			continue;
+		dq_op_status_send(bridge->redis, &shard->keys, bridge->source, NULL, 0, dq_now_ms());
+		shard->status_at = now;
+		looking = lappend(looking, shard);
+	}
+	foreach(lc, looking)
+	{
+		DqShard    *shard = lfirst(lc);
+		DqFence		fence;
+		DqFenceRecord record;
+		DqReply    *error;
+
+		dq_op_status_result(bridge->redis, &fence, &record, &error);
+		if (error)
+		{
+			if (!dq_reply_is_noscript(error))
+				dq_shard_note_error(bridge, shard,
+									pnstrdup(error->str, Min(error->len, DQ_ERROR_LEN - 1)),
+									dq_reply_is_transient(error));
+			continue;
+		}
+		dq_shard_note_numbers(bridge, shard, &record);
+		shard->next_due = fence.next_due;
+		shard->stats.next_due = fence.next_due;
+		if (judge(bridge, shard, &fence, &record))
+		{
+			shard->floor = fence.version;
+			dq_shard_adopt_fence(shard, &fence, &record);
+			entering = lappend(entering, shard);
+		}
+	}
+
+	if (entering != NIL)
+	{
+		dq_bridge_begin(bridge);
+		MemoryContextSwitchTo(bridge->round);
+		database = get_database_name(MyDatabaseId);
+		dq_bridge_end(bridge);
+		MemoryContextSwitchTo(bridge->round);
+	}
+	foreach(lc, entering)
+	{
+		DqShard    *shard = lfirst(lc);
+		DqEnterArgs args;
+
+		memset(&args, 0, sizeof(args));
+		dq_new_token(shard->session);
+		args.source = bridge->source;
+		args.session = shard->session;
+		args.place = dq_place();
+		args.host = dq_host_name();
+		args.database = database ? database : "";
+		args.lease = Max(10000, 5 * (int64) bridge->scan_interval);
+		args.node = bridge->node;
+		args.producer = shard->producer;
+		args.expect_version = shard->floor;
+		dq_op_enter_send(bridge->redis, &shard->keys, &args);
+	}
+	foreach(lc, entering)
+	{
+		DqShard    *shard = lfirst(lc);
+		DqFence		fence;
+		char	   *blame;
+		DqReply    *error;
+
+		dq_op_enter_result(bridge->redis, &fence, &blame, &error);
+		if (error)
+		{
+			if (!dq_reply_is_noscript(error))
+				dq_shard_note_error(bridge, shard,
+									pnstrdup(error->str, Min(error->len, DQ_ERROR_LEN - 1)),
+									dq_reply_is_transient(error));
+			continue;
+		}
+		switch (fence.status)
+		{
+			case DQ_OK:
+				/* a producer lives in the owner's session */
+				strlcpy(shard->session, fence.session, sizeof(shard->session));
+				shard->floor = fence.version;
+				shard->state = shard->producer ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+				shard->failures = 0;
+				shard->parked = false;
+				shard->blocked_until = 0;
+				break;
+			case DQ_OWNER:
+				not_owner(bridge, shard, psprintf("owner is source %s", blame));
+				break;
+			case DQ_NODE:
+				dq_shard_note_error(bridge, shard,
+									psprintf("node number %d is in use by source %s; set dq_bridge.node_id to another",
+											 bridge->node, blame), false);
+				break;
+			default:
+				break;			/* somebody was faster: look again */
+		}
+		shard->publish = true;
+	}
+	MemoryContextSwitchTo(old);
+}

@@ -1,0 +1,402 @@
+/*
+ * exchange.c
+ *	  What a round sends over the one connection, pipelined over shards, and what
+ *	  the replies mean. Called by bridge.c.
+ */
+#include "postgres.h"
+
+#include "compat.h"
+#include "relay/relay_private.h"
+#include "settings.h"
+
+#include "miscadmin.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#define TRANSFER_PAGE 256
+
+static int64
+lease_ms(const DqBridge *bridge)
+{
+	return Max(10000, 5 * (int64) bridge->scan_interval);
+}
+
+/* ---- errors of one shard ---- */
+
+void
+dq_shard_note_error(DqBridge *bridge, DqShard *shard, const char *message, bool transient)
+{
+	int			wait;
+	bool		news = strcmp(shard->stats.last_error, message) != 0 || shard->failures == 0;
+
+	shard->failures++;
+	wait = Min(100 << Min(shard->failures - 1, 10), Max(bridge->scan_interval, 1000));
+	shard->blocked_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), wait);
+	shard->parked = !transient;
+	strlcpy(shard->stats.last_error, message, DQ_ERROR_LEN);
+	shard->stats.last_error_at = GetCurrentTimestamp();
+	shard->publish = true;
+	if (news)
+		ereport(LOG,
+				(errmsg("dq_bridge: shard \"%s\" of server \"%s\" waits: %s",
+						shard->name, bridge->server_name, message)));
+}
+
+static void
+note_reply_error(DqBridge *bridge, DqShard *shard, DqReply *error)
+{
+	char	   *message;
+
+	if (dq_reply_is_noscript(error))
+		return;					/* sent again with its text */
+	/* a replica now, or going away: another connection may find the master */
+	if (dq_reply_sqlstate(error) == ERRCODE_READ_ONLY_SQL_TRANSACTION)
+		dq_reply_report(ERROR, bridge->redis, error, NULL, shard->name);
+	message = pnstrdup(error->str, Min(error->len, DQ_ERROR_LEN - 1));
+	dq_shard_note_error(bridge, shard, message, dq_reply_is_transient(error));
+}
+
+static void
+note_success(DqShard *shard)
+{
+	if (shard->failures > 0)
+	{
+		shard->failures = 0;
+		shard->parked = false;
+		shard->blocked_until = 0;
+		shard->publish = true;
+	}
+}
+
+/*
+ * PO 6, PO 7: every reply tells session and version; a Redis that went back, or a
+ * session that is not ours any more, makes us come anew. true: go on.
+ */
+static bool
+note_fence(DqBridge *bridge, DqShard *shard, const DqFence *fence)
+{
+	if (shard->state != DQ_SHARD_OPEN && shard->state != DQ_SHARD_FROZEN)
+		return false;			/* forgotten meanwhile: looked at anew */
+	shard->next_due = fence->next_due;
+	shard->stats.next_due = fence->next_due;
+	switch (fence->status)
+	{
+		case DQ_OK:
+			break;
+		case DQ_POSITION:
+			shard->broken = true;
+			return false;
+		case DQ_FROZEN:
+			if (shard->state == DQ_SHARD_OPEN)
+				dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+			return false;
+		default:
+			dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+			return false;
+	}
+	if (strcmp(fence->session, shard->session) != 0 || fence->version < shard->floor)
+	{
+		if (fence->version < shard->floor)
+			ereport(LOG,
+					(errmsg("dq_bridge: Redis behind shard \"%s\" has lost acknowledged writes (version "
+							INT64_FORMAT " after " INT64_FORMAT "), applying them again",
+							shard->name, fence->version, shard->floor)));
+		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+		return false;
+	}
+	shard->floor = fence->version;
+	note_success(shard);
+	return true;
+}
+
+/* ---- sending ---- */
+
+static DqRequest *
+add_request(DqBridge *bridge, DqRequestKind kind, DqShard *shard)
+{
+	DqRequest  *request = &bridge->requests[bridge->nrequests++];
+
+	request->kind = kind;
+	request->shard = shard;
+	request->cut = NULL;
+	request->sent_at = GetCurrentTimestamp();
+	return request;
+}
+
+static void
+send_page(DqBridge *bridge, DqShard *shard)
+{
+	DqCut	   *cut = shard->prepared;
+	DqApplyHeader header;
+	MemoryContext old = MemoryContextSwitchTo(bridge->round);
+
+	memset(&header, 0, sizeof(header));
+	header.session = shard->session;
+	header.floor = shard->floor;
+	header.source = bridge->source;
+	header.expect = shard->sent_position;
+	header.position = cut->position;
+	header.writer = bridge->writer;
+	header.cur = cut->first ? dq_snapshot_out(shard->batch->cur) : NULL;
+	header.done = cut->done;
+	header.old = cut->done ? dq_batch_old(shard) : NULL;
+	header.index = shard->index;
+	dq_op_apply_send(bridge->redis, &shard->keys, cut->page, &header);
+	MemoryContextSwitchTo(old);
+	add_request(bridge, DQ_REQ_APPLY, shard)->cut = cut;
+	strlcpy(shard->sent_position, cut->position, sizeof(shard->sent_position));
+	shard->batch->started = true;
+	shard->prepared = NULL;
+	shard->pages_in_flight++;
+}
+
+static bool
+is_due(const DqBridge *bridge, const DqShard *shard, int64 now_ms)
+{
+	return !bridge->no_transfer && shard->state == DQ_SHARD_OPEN && !shard->producer && !shard->paused &&
+		OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
+		!shard->transfer_in_flight &&
+		(shard->transfer_more || shard->next_due <= now_ms);
+}
+
+/* One page, one transfer, one look per shard and call: fair over shards. */
+bool
+dq_exchange_send(DqBridge *bridge)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	int64		now_ms = dq_now_ms();
+	bool		sent = false;
+	ListCell   *lc;
+
+	foreach(lc, bridge->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		if (bridge->nrequests + 3 > DQ_MAX_REQUESTS)
+			break;
+		if (shard->state != DQ_SHARD_OPEN && shard->state != DQ_SHARD_FROZEN)
+			continue;
+		if (shard->blocked_until > now || shard->broken)
+			continue;
+
+		if (is_due(bridge, shard, now_ms))
+		{
+			dq_op_transfer_send(bridge->redis, &shard->keys, shard->session,
+								shard->floor, bridge->source, now_ms, TRANSFER_PAGE);
+			add_request(bridge, DQ_REQ_TRANSFER, shard);
+			shard->transfer_in_flight = true;
+			sent = true;
+		}
+		if (shard->prepared)
+		{
+			send_page(bridge, shard);
+			sent = true;
+		}
+		if (shard->state == DQ_SHARD_FROZEN && shard->want_thaw &&
+			shard->pages_in_flight == 0 && !shard->other_in_flight)
+		{
+			dq_op_thaw_send(bridge->redis, &shard->keys, shard->session, shard->floor,
+							bridge->source);
+			add_request(bridge, DQ_REQ_THAW, shard);
+			shard->other_in_flight = true;
+			sent = true;
+		}
+		else if (!shard->other_in_flight &&
+				 TimestampDifferenceExceeds(shard->status_at, now, bridge->scan_interval))
+		{
+			/* the safety sweep: numbers, next due instant, lease */
+			dq_op_status_send(bridge->redis, &shard->keys, bridge->source,
+							  shard->producer ? "" : shard->session, lease_ms(bridge), now_ms);
+			add_request(bridge, DQ_REQ_STATUS, shard);
+			shard->other_in_flight = true;
+			shard->status_at = now;
+			sent = true;
+		}
+	}
+	if (sent)
+		dq_redis_flush(bridge->redis);
+	return sent;
+}
+
+/* ---- receiving ---- */
+
+static void
+receive_apply(DqBridge *bridge, DqRequest *request)
+{
+	DqShard    *shard = request->shard;
+	DqCut	   *cut = request->cut;
+	DqApplyResult result;
+	DqReply    *error;
+
+	dq_op_apply_result(bridge->redis, &result, &error);
+	shard->pages_in_flight--;
+	if (error)
+	{
+		/* PO 4: what is in flight behind it is refused by its predecessor */
+		shard->broken = true;
+		note_reply_error(bridge, shard, error);
+	}
+	else if (note_fence(bridge, shard, &result.fence) && !shard->broken &&
+			 shard->batch != NULL && strcmp(result.fence.position, cut->position) == 0)
+	{
+		strlcpy(shard->position, cut->position, sizeof(shard->position));
+		shard->stats.offered += cut->offers;
+		shard->stats.relayed += cut->page->nops;
+		shard->stats.removed += result.removed;
+		shard->publish = true;
+		if (cut->done)
+			dq_batch_done(shard);
+	}
+	MemoryContextDelete(cut->page->context);
+}
+
+static void
+receive_transfer(DqBridge *bridge, DqRequest *request)
+{
+	DqShard    *shard = request->shard;
+	DqTransferResult result;
+	DqReply    *error;
+
+	dq_op_transfer_result(bridge->redis, &result, &error);
+	shard->transfer_in_flight = false;
+	shard->transfer_more = false;
+	if (error)
+	{
+		note_reply_error(bridge, shard, error);
+		if (dq_reply_is_noscript(error))
+			shard->transfer_more = true;
+		return;
+	}
+	if (!note_fence(bridge, shard, &result.fence))
+		return;
+	shard->transfer_more = result.more;
+	shard->stats.transferred += result.moved;
+	shard->stats.delivered += result.moved;
+	shard->stats.held = result.held;
+	if (result.quarantined > 0)
+		ereport(LOG,
+				(errmsg("dq_bridge: " INT64_FORMAT " unreadable tasks of shard \"%s\" are in quarantine",
+						result.quarantined, shard->name)));
+	if (result.moved > 0 && result.oldest_due > 0)
+		shard->stats.lag_us = Max(0, (dq_now_ms() - result.oldest_due) * 1000);
+	if (result.moved > 0 || result.quarantined > 0)
+		shard->publish = true;
+}
+
+void
+dq_shard_note_numbers(DqBridge *bridge, DqShard *shard, const DqFenceRecord *record)
+{
+	DqShardStats *s = &shard->stats;
+	TimestampTz now = GetCurrentTimestamp();
+	int64		unix_us = now + (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * USECS_PER_DAY;
+
+	s->pending = record->pending;
+	s->held = record->held;
+	s->ready = record->ready;
+	s->quarantined = record->quarantined;
+	s->overdue = record->overdue;
+	s->clock_skew_us = unix_us - record->redis_now_us;
+	s->seen_at = now;
+	strlcpy(s->owner_source, record->owner_source, sizeof(s->owner_source));
+	strlcpy(s->owner_host, record->owner_host, sizeof(s->owner_host));
+	s->lease_until = record->lease_until;
+	s->warnings[0] = '\0';
+	if (bridge->server_warnings)
+		strlcpy(s->warnings, bridge->server_warnings, sizeof(s->warnings));
+	if (s->clock_skew_us > USECS_PER_SEC || s->clock_skew_us < -USECS_PER_SEC)
+	{
+		size_t		len = strlen(s->warnings);
+
+		snprintf(s->warnings + len, sizeof(s->warnings) - len,
+				 "%sclock skew above 1 s", len > 0 ? "\n" : "");
+	}
+	shard->publish = true;
+}
+
+static void
+receive_status(DqBridge *bridge, DqRequest *request)
+{
+	DqShard    *shard = request->shard;
+	DqFence		fence;
+	DqFenceRecord record;
+	DqReply    *error;
+
+	dq_op_status_result(bridge->redis, &fence, &record, &error);
+	shard->other_in_flight = false;
+	if (error)
+	{
+		note_reply_error(bridge, shard, error);
+		return;
+	}
+	dq_shard_note_numbers(bridge, shard, &record);
+	if (!note_fence(bridge, shard, &fence))
+		return;
+	/* PO 5a holds for an idle reply as well: who wrote the fence last? */
+	if (shard->pages_in_flight == 0 && !shard->broken &&
+		strcmp(fence.position, shard->position) != 0)
+		dq_shard_forget(shard, DQ_SHARD_RESYNC);
+	else if (!shard->producer &&
+			 strcmp(record.owner_source, bridge->source) != 0)
+		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+}
+
+static void
+receive_thaw(DqBridge *bridge, DqRequest *request)
+{
+	DqShard    *shard = request->shard;
+	DqFence		fence;
+	DqReply    *error;
+
+	dq_op_thaw_result(bridge->redis, &fence, &error);
+	shard->other_in_flight = false;
+	if (error)
+		note_reply_error(bridge, shard, error);
+	else if (note_fence(bridge, shard, &fence))
+	{
+		shard->state = DQ_SHARD_OPEN;
+		shard->want_thaw = false;
+		shard->publish = true;
+	}
+}
+
+/* All that is in flight. A shard whose page was refused looks where its fence is. */
+void
+dq_exchange_receive(DqBridge *bridge)
+{
+	int			n = bridge->nrequests;
+	int			i;
+	ListCell   *lc;
+
+	for (i = 0; i < n; i++)
+	{
+		DqRequest  *request = &bridge->requests[i];
+		MemoryContext old = MemoryContextSwitchTo(bridge->round);
+
+		switch (request->kind)
+		{
+			case DQ_REQ_APPLY:
+				receive_apply(bridge, request);
+				break;
+			case DQ_REQ_TRANSFER:
+				receive_transfer(bridge, request);
+				break;
+			case DQ_REQ_STATUS:
+				receive_status(bridge, request);
+				break;
+			case DQ_REQ_THAW:
+				receive_thaw(bridge, request);
+				break;
+		}
+		MemoryContextSwitchTo(old);
+	}
+	bridge->nrequests = 0;
+
+	foreach(lc, bridge->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		if (shard->broken &&
+			(shard->state == DQ_SHARD_OPEN || shard->state == DQ_SHARD_FROZEN))
+			dq_shard_forget(shard, DQ_SHARD_RESYNC);
+	}
+}

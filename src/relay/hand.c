@@ -1,0 +1,66 @@
+/*
+ * hand.c
+ *	  The bridge without a worker: a backend relays for a moment,
+ *	  within its own transaction. Called by the SQL functions.
+ */
+#include "postgres.h"
+
+#include "compat.h"
+#include "relay/relay_private.h"
+
+#include "miscadmin.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+static bool
+is_settled(DqBridge *bridge)
+{
+	ListCell   *lc;
+
+	foreach(lc, bridge->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		if (shard->blocked_until > GetCurrentTimestamp() ||
+			shard->state == DQ_SHARD_NOT_OWNER)
+			continue;
+		if (shard->state != DQ_SHARD_OPEN || shard->batch)
+			return false;
+	}
+	return true;
+}
+
+bool
+dq_relay_by_hand(Oid serverid, long timeout_ms)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), timeout_ms);
+	DqBridge   *bridge;
+	int			nest;
+
+	if (!dq_bridge_lock(serverid))
+		return false;
+	nest = NewGUCNestLevel();
+	/* PO 1: what is sent must be durable whatever this session is content with */
+	(void) set_config_option("synchronous_commit", "on", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
+	bridge = dq_bridge_create(serverid);
+	bridge->no_transfer = true;
+	PG_TRY();
+	{
+		do
+		{
+			(void) dq_bridge_round(bridge);
+		} while (!is_settled(bridge) && GetCurrentTimestamp() < deadline);
+	}
+	PG_FINALLY();
+	{
+		dq_bridge_free(bridge);
+		dq_bridge_unlock(serverid);
+	}
+	PG_END_TRY();
+	AtEOXact_GUC(true, nest);
+	MemoryContextSwitchTo(caller);
+	return true;
+}

@@ -1,0 +1,216 @@
+/*
+ * relay_private.h
+ *	  What the files of the relay room share: a shard as this process knows it.
+ *
+ *	  bridge.c	 the server: the round, what is published
+ *	  catalogs.c which shards there are
+ *	  link.c	 the connections to Redis
+ *	  enter.c	 coming to a shard: may we, with which session (PO 5, PO 7)
+ *	  batch.c	 which rows, in which order, in which pages (PO 1 to 3)
+ *	  exchange.c what is sent and what the replies mean (PO 4, PO 6)
+ *	  hand.c	 the same without a worker
+ */
+#ifndef DQ_RELAY_PRIVATE_H
+#define DQ_RELAY_PRIVATE_H
+
+#include "relay/relay.h"
+
+typedef enum DqShardState
+{
+	DQ_SHARD_UNKNOWN,			/* look at its fence, then enter */
+	DQ_SHARD_RESYNC,			/* same session: look where the fence is */
+	DQ_SHARD_FROZEN,			/* entered: relay first, then thaw (PO 7) */
+	DQ_SHARD_OPEN,
+	DQ_SHARD_NOT_OWNER			/* looked at again each scan_interval */
+} DqShardState;
+
+/* A transaction with rows for the shard. */
+typedef struct DqGroup
+{
+	int64		last_seq;
+	FullTransactionId xid;
+	uint32		nrows;
+	uint32		table;			/* of its only row */
+	ItemPointerData tid;
+} DqGroup;
+
+/*
+ * The rows between two snapshots, in order (last seq of the transaction, seq).
+ * First its transactions are collected, then pages are cut.
+ */
+typedef struct DqBatch
+{
+	MemoryContext context;
+	DqSnapshot *cur;			/* its target */
+	char		nonce[20];
+	bool		started;		/* its first page has been sent, or it was found half done */
+	bool		collected;
+	bool		sorted;
+	/* collecting: the candidates' cursor */
+	int			xip;
+	FullTransactionId at_xid;
+	int64		at_seq;
+	bool		in_range;
+	DqGroup    *groups;
+	int			ngroups;
+	int			maxgroups;
+	/* cutting */
+	int			group;			/* next group */
+	int64		after_last;		/* rows up to (after_last, after_seq) are applied */
+	int64		after_seq;
+	int64		cut_seq;		/* within the group: seq after which to read */
+	bool		last_cut;		/* its last page has been cut */
+	bool		thaws;			/* cur was taken after entering (PO 7) */
+	int64		rows;			/* collected, minus those cut */
+} DqBatch;
+
+typedef struct DqCut
+{
+	DqPage	   *page;
+	char		position[64];
+	bool		first;
+	bool		done;
+	int			offers;
+} DqCut;
+
+typedef struct DqShard
+{
+	int32		no;
+	MemoryContext context;		/* everything of this struct */
+	char	   *name;			/* N or N#i */
+	DqKeys		keys;
+	bool		seen_in_catalog;
+	/* definition */
+	Oid			relid;			/* InvalidOid: its table is gone */
+	bool		producer;
+	bool		index;
+	bool		paused;
+	DqDestination destination;
+
+	/* protocol */
+	DqShardState state;
+	char		session[20];
+	int64		floor;			/* highest version seen (PO 7) */
+	char		position[64];	/* where the fence stands */
+	MemoryContext snapshots;	/* owns prev, old, seen */
+	DqSnapshot *prev;			/* the fence's */
+	DqSnapshot *old;
+	DqSnapshot *seen;			/* nothing undone up to here, known in memory only */
+	bool		want_thaw;		/* relayed to a snapshot taken after entering */
+	uint64		completions;	/* xactCompletionCount when seen was taken */
+	bool		looked;
+	DqBatch    *batch;
+	DqCut	   *prepared;		/* next page, not sent */
+	char		sent_position[64];	/* after the pages in flight */
+	int			pages_in_flight;
+	bool		transfer_in_flight;
+	bool		other_in_flight;	/* status or thaw */
+	bool		broken;			/* a page in flight was refused: drop what follows (PO 4) */
+	char	   *blame;			/* whose it is, not_owner */
+	bool		lease_elsewhere;	/* same source, other place, alive */
+
+	/* due tasks */
+	int64		next_due;
+	bool		transfer_more;
+	TimestampTz status_at;		/* of the last look */
+	TimestampTz blocked_until;	/* after an error of this shard alone */
+	int			failures;
+	bool		parked;
+	TimestampTz marked_at;
+	bool		mark_wanted;
+
+	DqShardStats stats;			/* what is published, private copy */
+	bool		publish;
+} DqShard;
+
+typedef enum DqRequestKind
+{
+	DQ_REQ_APPLY,
+	DQ_REQ_TRANSFER,
+	DQ_REQ_STATUS,
+	DQ_REQ_THAW
+} DqRequestKind;
+
+typedef struct DqRequest
+{
+	DqRequestKind kind;
+	DqShard    *shard;
+	DqCut	   *cut;			/* of an apply */
+	TimestampTz sent_at;
+} DqRequest;
+
+#define DQ_MAX_REQUESTS 256
+
+struct DqBridge
+{
+	MemoryContext context;
+	MemoryContext round;		/* reset each round */
+	Oid			serverid;
+	char	   *server_name;
+	bool		own_xact;		/* a worker's: opens its own transactions */
+	bool		no_transfer;	/* by hand: only relay */
+	bool		gone;
+	uint64		completions;	/* xactCompletionCount when the catalogs were looked at */
+	bool		looked;
+	TimestampTz subscribe_at;	/* not before */
+	DqTarget	target;			/* copied into context */
+	MemoryContext target_context;
+	int			scan_interval;
+	int64		replay_window;
+	DqRedis    *redis;
+	DqRedis    *subscription;	/* workers only */
+	bool		subscribed;
+	List	   *shards;			/* of DqShard */
+	char		source[40];
+	int			node;
+	uint32		tli;
+	char	   *writer;			/* stamp of pages (PO 5) */
+	DqRequest	requests[DQ_MAX_REQUESTS];
+	int			nrequests;
+	TimestampTz rotated_at;
+	char	   *server_warnings;
+};
+
+/* bridge.c */
+extern void dq_bridge_publish(DqBridge *bridge, DqShard *shard);
+extern void dq_bridge_begin(DqBridge *bridge);	/* transaction, if own_xact */
+extern void dq_bridge_end(DqBridge *bridge);
+
+/* catalogs.c */
+extern void dq_bridge_catalogs(DqBridge *bridge);
+extern bool dq_catalogs_changed(DqBridge *bridge);
+extern DqShard *dq_shard_by_channel(DqBridge *bridge, const char *channel, size_t len);
+
+/* link.c */
+extern void dq_bridge_connect(DqBridge *bridge);
+extern void dq_link_close(DqBridge *bridge);
+extern void dq_link_messages(DqBridge *bridge);
+
+/* enter.c */
+extern void dq_shards_enter(DqBridge *bridge);
+extern void dq_shard_forget(DqShard *shard, DqShardState state);
+extern void dq_shard_adopt_fence(DqShard *shard, const DqFence *fence,
+								 const DqFenceRecord *record);
+extern char *dq_writer_stamp(uint32 tli, XLogRecPtr lsn);
+extern bool dq_writer_is_ours(const char *stamp, XLogRecPtr now);
+extern void dq_new_token(char *token);	/* 16 hex digits */
+
+/* batch.c */
+extern void dq_batch_free(DqShard *shard);
+extern void dq_batch_done(DqShard *shard);	/* its last page is applied */
+/* what to do with the older snapshot when the batch closes (PO 2) */
+extern char *dq_batch_old(DqShard *shard);
+/* Look for new rows and cut the next page of each shard that has some. true if
+ * there is more to do at once. */
+extern uint64 dq_completion_count(void);
+extern bool dq_batches_prepare(DqBridge *bridge, TimestampTz deadline);
+
+/* exchange.c */
+extern bool dq_exchange_send(DqBridge *bridge);	/* true if anything was sent */
+extern void dq_exchange_receive(DqBridge *bridge);
+extern void dq_shard_note_error(DqBridge *bridge, DqShard *shard, const char *message,
+								bool transient);
+extern void dq_shard_note_numbers(DqBridge *bridge, DqShard *shard,
+								  const DqFenceRecord *record);
+
+#endif							/* DQ_RELAY_PRIVATE_H */

@@ -1,0 +1,554 @@
+/*
+ * launcher.c
+ *	  The process that sees to it that every bridge that is wanted runs. Static
+ *	  when the library is preloaded, for all databases; without preloading
+ *	  dq_worker_start starts one for its database.
+ *
+ *	  It finds the databases once when it starts, later by pokes and by the rows
+ *	  of pg_database. To look into one it starts a bridge without a server, which
+ *	  writes down the servers it finds (dq_worker_want) and leaves. From then on
+ *	  the slots in shared memory say what is wanted; events (pokes, a child's end) only shorten the sleep between two
+ *	  reconciliations, so none that is lost leaves a bridge unstarted.
+ */
+#include "postgres.h"
+
+#include "miscadmin.h"
+#include "pgstat.h"
+#include "postmaster/bgworker.h"
+#include "postmaster/interrupt.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "tcop/tcopprot.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/timestamp.h"
+
+#include "settings.h"
+#include "shared/shared.h"
+#include "worker/worker.h"
+
+#define RECONCILE_MS	30000	/* longest sleep */
+#define RELOOK_MS		60000	/* databases with the extension, but no server */
+#define FULL_MS			300		/* before asking for a free entry again */
+#define WAITED_FOR_MS	1000	/* before asking for a locked database again */
+#define NO_SLOT_MS		5000	/* before trying for a worker slot again */
+#define MAX_BACKOFF_S	60
+#define MAX_LOOKS		4		/* at the same time */
+#define COMPLAIN_MS		60000	/* between two warnings of the same kind */
+#define ABSENT_MS		60000	/* a launcher of one database waits that long
+								 * for the extension */
+
+/* A process that this launcher has asked for and that has not ended. */
+typedef struct Child
+{
+	BackgroundWorkerHandle *handle;
+	Oid			dboid;
+	Oid			serverid;		/* InvalidOid: to look */
+} Child;
+
+static Oid	only_database;		/* InvalidOid: all */
+static MemoryContext launcher_context;
+static MemoryContext round_context;
+static List *children = NIL;	/* of Child, in launcher_context */
+static List *seen = NIL;		/* Oids of databases that were poked once */
+static TimestampTz wake_at;
+static bool out_of_slots;
+static TimestampTz complained_at = 0;
+static TimestampTz absent_since = 0;
+
+static void
+wake_by(TimestampTz when)
+{
+	if (when < wake_at)
+		wake_at = when;
+}
+
+static void
+reap_children(void)
+{
+	ListCell   *lc;
+
+	foreach(lc, children)
+	{
+		Child	   *child = lfirst(lc);
+		pid_t		pid;
+
+		if (GetBackgroundWorkerPid(child->handle, &pid) == BGWH_STOPPED)
+		{
+			pfree(child->handle);
+			pfree(child);
+			children = foreach_delete_current(children, lc);
+		}
+	}
+}
+
+static bool
+has_child(Oid dboid, Oid serverid)
+{
+	ListCell   *lc;
+
+	foreach(lc, children)
+	{
+		Child	   *child = lfirst(lc);
+
+		if (child->dboid == dboid && child->serverid == serverid)
+			return true;
+	}
+	return false;
+}
+
+/* 1 s, 2 s, 4 s ... from the start of an attempt to the next */
+static TimestampTz
+backoff(TimestampTz now, int failures)
+{
+	int			seconds = failures > 6 ? MAX_BACKOFF_S : Min(MAX_BACKOFF_S, 1 << failures);
+
+	return TimestampTzPlusMilliseconds(now, seconds * 1000);
+}
+
+/* How many worker processes are needed if everything that is wanted runs. */
+static void
+complain_no_slot(const DqShared *s, TimestampTz now)
+{
+	int			bridges = 0;
+
+	out_of_slots = true;
+	for (int i = 0; i < DQ_MAX_WORKERS; i++)
+	{
+		if (s->workers[i].in_use && s->workers[i].role == DQ_ROLE_BRIDGE)
+			bridges++;
+	}
+	bridges = Max(bridges, 1);
+	if (complained_at != 0 &&
+		!TimestampDifferenceExceeds(complained_at, now, COMPLAIN_MS))
+		return;
+	complained_at = now;
+	ereport(WARNING,
+			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			 errmsg("dq_bridge cannot start a worker: no free slot in max_worker_processes (%d)",
+					max_worker_processes),
+			 errdetail("dq_bridge needs %d: 1 launcher + %d bridges (one per database and server). Logical replication, parallel query and other extensions take slots as well.",
+					   1 + bridges, bridges),
+			 errhint("Raise max_worker_processes. Until then tasks wait in the outbox.")));
+}
+
+/* Our own table is too small: for hundreds of servers. */
+static void
+complain_no_room(TimestampTz now)
+{
+	if (complained_at != 0 &&
+		!TimestampDifferenceExceeds(complained_at, now, COMPLAIN_MS))
+		return;
+	complained_at = now;
+	ereport(WARNING,
+			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			 errmsg("dq_bridge has room for %d worker processes, and more are needed",
+					DQ_MAX_WORKERS),
+			 errhint("Let queues share servers: each server of each database needs a process.")));
+}
+
+static bool
+start_child(const DqShared *s, Oid dboid, Oid serverid, const char *database,
+			const char *server, TimestampTz now)
+{
+	MemoryContext old = MemoryContextSwitchTo(launcher_context);
+	BackgroundWorkerHandle *handle;
+
+	handle = dq_register_bridge(dboid, serverid, database, server);
+	if (handle != NULL)
+	{
+		Child	   *child = palloc(sizeof(*child));
+
+		child->handle = handle;
+		child->dboid = dboid;
+		child->serverid = serverid;
+		children = lappend(children, child);
+	}
+	MemoryContextSwitchTo(old);
+	if (handle == NULL)
+		complain_no_slot(s, now);
+	return handle != NULL;
+}
+
+/*
+ * Databases that are gone (or closed to workers) have nothing wanted any more;
+ * those that are new are poked: one that was made from a template may have the
+ * extension although nobody created it there.
+ */
+static void
+follow_databases(DqShared *s, List *databases)
+{
+	List	   *gone = NIL;
+	ListCell   *lc;
+
+	foreach(lc, seen)
+	{
+		Oid			dboid = lfirst_oid(lc);
+
+		if (dq_databases_find(databases, dboid) == NULL)
+		{
+			gone = lappend_oid(gone, dboid);
+			seen = foreach_delete_current(seen, lc);
+		}
+	}
+
+	LWLockAcquire(&s->lock, LW_EXCLUSIVE);
+	if (s->look_everywhere)
+	{
+		s->look_everywhere = false;
+		list_free(seen);
+		seen = NIL;
+	}
+	for (int i = 0; i < DQ_MAX_DATABASES; i++)
+	{
+		DqDatabase *db = &s->databases[i];
+
+		if (!OidIsValid(db->dboid) ||
+			(OidIsValid(only_database) && db->dboid != only_database))
+			continue;
+		if (dq_databases_find(databases, db->dboid) == NULL ||
+			(!db->here && !db->stopped && db->pokes == db->looked))
+			memset(db, 0, sizeof(*db));
+	}
+	for (int i = 0; i < DQ_MAX_WORKERS; i++)
+	{
+		DqWorkerSlot *slot = &s->workers[i];
+
+		if (slot->in_use && slot->role == DQ_ROLE_BRIDGE && slot->pid == 0 &&
+			(!OidIsValid(only_database) || slot->dboid == only_database) &&
+			dq_databases_find(databases, slot->dboid) == NULL)
+		{
+			memset(slot, 0, sizeof(*slot));
+			slot->procno = -1;
+		}
+	}
+	LWLockRelease(&s->lock);
+
+	foreach(lc, gone)
+		dq_stats_forget_database(lfirst_oid(lc));
+
+	foreach(lc, databases)
+	{
+		DqDatabaseName *name = lfirst(lc);
+		MemoryContext old;
+		bool		room = true;
+
+		if (list_member_oid(seen, name->oid))
+			continue;
+		LWLockAcquire(&s->lock, LW_EXCLUSIVE);
+		{
+			DqDatabase *db = dq_database_entry(name->oid, true);
+
+			if (db != NULL)
+				db->pokes++;
+			else
+				room = false;
+		}
+		LWLockRelease(&s->lock);
+		if (!room)
+		{
+			/* entries are free again once some have been looked at */
+			wake_by(TimestampTzPlusMilliseconds(GetCurrentTimestamp(), FULL_MS));
+			break;
+		}
+		old = MemoryContextSwitchTo(launcher_context);
+		seen = lappend_oid(seen, name->oid);
+		MemoryContextSwitchTo(old);
+	}
+}
+
+static bool
+has_bridge_slot(const DqShared *s, Oid dboid)
+{
+	for (int i = 0; i < DQ_MAX_WORKERS; i++)
+	{
+		if (s->workers[i].in_use && s->workers[i].role == DQ_ROLE_BRIDGE &&
+			s->workers[i].dboid == dboid)
+			return true;
+	}
+	return false;
+}
+
+/* Processes that look into databases that were poked. */
+static void
+start_looks(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
+{
+	int			looks = 0;
+	ListCell   *lc;
+
+	foreach(lc, children)
+	{
+		if (!OidIsValid(((Child *) lfirst(lc))->serverid))
+			looks++;
+	}
+
+	for (int i = 0; i < DQ_MAX_DATABASES; i++)
+	{
+		const DqDatabase *db = &copy->databases[i];
+		DqDatabaseName *name;
+		bool		started;
+		DqDatabase *entry;
+
+		if (!OidIsValid(db->dboid) || db->stopped)
+			continue;
+		name = dq_databases_find(databases, db->dboid);
+		if (name == NULL)
+			continue;
+		if (db->pokes == db->looked)
+		{
+			TimestampTz again = TimestampTzPlusMilliseconds(db->looked_at, RELOOK_MS);
+
+			/* a poke that was lost: CREATE SERVER by a prepared transaction */
+			if (!db->here || has_bridge_slot(copy, db->dboid))
+				continue;
+			if (again > now)
+			{
+				wake_by(again);
+				continue;
+			}
+			LWLockAcquire(&s->lock, LW_EXCLUSIVE);
+			entry = dq_database_entry(db->dboid, false);
+			if (entry != NULL)
+				entry->pokes++;
+			LWLockRelease(&s->lock);
+		}
+		if (db->not_before > now)
+		{
+			wake_by(db->not_before);
+			continue;
+		}
+		if (dq_database_is_waited_for(db->dboid))
+		{
+			wake_by(TimestampTzPlusMilliseconds(now, WAITED_FOR_MS));
+			continue;
+		}
+
+		/* their end wakes us */
+		if (has_child(db->dboid, InvalidOid))
+			continue;
+		if (looks >= MAX_LOOKS)
+			break;
+		started = start_child(copy, db->dboid, InvalidOid, name->name, "", now);
+
+		LWLockAcquire(&s->lock, LW_EXCLUSIVE);
+		entry = dq_database_entry(db->dboid, false);
+		if (entry != NULL)
+		{
+			if (started)
+			{
+				/* a failure until the look says otherwise */
+				entry->not_before = backoff(now, entry->failures);
+				entry->failures++;
+			}
+			else
+				entry->not_before = TimestampTzPlusMilliseconds(now, NO_SLOT_MS);
+			wake_by(entry->not_before);
+		}
+		LWLockRelease(&s->lock);
+		if (!started)
+			break;
+		looks++;
+	}
+}
+
+/* Bridges that are wanted and have no process. */
+static void
+start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
+{
+	for (int i = 0; i < DQ_MAX_WORKERS; i++)
+	{
+		const DqWorkerSlot *slot = &copy->workers[i];
+		DqWorkerSlot *real = &s->workers[i];
+		DqDatabaseName *name;
+		bool		started = false;
+		bool		stopped = false;
+
+		if (!slot->in_use || slot->role != DQ_ROLE_BRIDGE || slot->pid != 0)
+			continue;
+		name = dq_databases_find(databases, slot->dboid);
+		for (int k = 0; k < DQ_MAX_DATABASES; k++)
+		{
+			if (copy->databases[k].dboid == slot->dboid)
+				stopped = copy->databases[k].stopped;
+		}
+		if (name == NULL || stopped || has_child(slot->dboid, slot->serverid))
+			continue;
+		if (slot->not_before > now)
+		{
+			wake_by(slot->not_before);
+			continue;
+		}
+		if (dq_database_is_waited_for(slot->dboid))
+		{
+			wake_by(TimestampTzPlusMilliseconds(now, WAITED_FOR_MS));
+			continue;
+		}
+		if (!out_of_slots)
+			started = start_child(copy, slot->dboid, slot->serverid, name->name,
+								  slot->server, now);
+
+		LWLockAcquire(&s->lock, LW_EXCLUSIVE);
+		if (real->in_use && real->dboid == slot->dboid &&
+			real->serverid == slot->serverid && real->pid == 0)
+		{
+			if (started)
+			{
+				real->not_before = backoff(now, real->failures);
+				real->failures++;
+			}
+			else
+			{
+				real->not_before = TimestampTzPlusMilliseconds(now, NO_SLOT_MS);
+				if (strcmp(real->state, "no_slot") != 0)
+				{
+					strlcpy(real->state, "no_slot", sizeof(real->state));
+					real->since = now;
+					snprintf(real->last_error, sizeof(real->last_error),
+							 "no free slot in max_worker_processes (%d)",
+							 max_worker_processes);
+					real->last_error_at = now;
+				}
+			}
+			wake_by(real->not_before);
+		}
+		LWLockRelease(&s->lock);
+	}
+}
+
+/*
+ * A launcher of one database ends with its task. The slot is given up under the
+ * lock under which dq_worker_start looks for a launcher, so that a start that
+ * follows a stop at once does not rely on one that is about to leave.
+ */
+static void
+leave_if_done(DqShared *s, List *databases, TimestampTz now)
+{
+	const char *why = NULL;
+	DqDatabase *db;
+
+	LWLockAcquire(&s->lock, LW_EXCLUSIVE);
+	db = dq_database_entry(only_database, false);
+	if (dq_databases_find(databases, only_database) == NULL)
+		why = "the database is gone or takes no connections";
+	else if (db != NULL && db->stopped)
+		why = "dq_worker_stop";
+	else if (db != NULL && (db->here || db->pokes != db->looked))
+		absent_since = 0;
+	else if (absent_since == 0)
+		absent_since = now;
+	else if (TimestampDifferenceExceeds(absent_since, now, ABSENT_MS))
+		why = "the extension is not there";
+	if (why != NULL)
+	{
+		DqWorkerSlot *mine = dq_worker_mine();
+
+		mine->pid = 0;
+		mine->in_use = false;
+	}
+	LWLockRelease(&s->lock);
+
+	if (why != NULL)
+	{
+		ereport(dq_log_level, (errmsg("dq_bridge launcher of one database leaves: %s", why)));
+		proc_exit(0);
+	}
+	if (absent_since != 0)
+		wake_by(TimestampTzPlusMilliseconds(absent_since, ABSENT_MS + 1000));
+}
+
+/* One reconciliation; returns how long to sleep, in ms. */
+static long
+reconcile(void)
+{
+	DqShared   *s = dq_shared();
+	DqShared   *copy = palloc(sizeof(DqShared));
+	TimestampTz now;
+	List	   *databases;
+
+	now = GetCurrentTimestamp();
+	wake_at = TimestampTzPlusMilliseconds(now, RECONCILE_MS);
+	out_of_slots = false;
+
+	if (s->overflow)
+	{
+		complain_no_room(now);
+		s->overflow = false;
+	}
+	reap_children();
+	databases = dq_databases_list(only_database);
+	follow_databases(s, databases);
+	if (OidIsValid(only_database))
+		leave_if_done(s, databases, now);
+
+	/* processes are started without our lock, from a copy */
+	LWLockAcquire(&s->lock, LW_SHARED);
+	memcpy(copy, s, sizeof(DqShared));
+	LWLockRelease(&s->lock);
+
+	start_bridges(s, copy, databases, now);
+	if (!out_of_slots)
+		start_looks(s, copy, databases, now);
+	else
+		wake_by(TimestampTzPlusMilliseconds(now, NO_SLOT_MS));
+
+	dq_worker_state(out_of_slots ? "no_slot" : "running");
+	dq_worker_warnings(out_of_slots ? "worker slots exhausted: raise max_worker_processes" : "");
+	return TimestampDifferenceMilliseconds(GetCurrentTimestamp(), wake_at);
+}
+
+void
+dq_launcher_main(Datum main_arg)
+{
+	uint32		wait_event;
+
+	only_database = DatumGetObjectId(main_arg);
+
+	pqsignal(SIGHUP, SignalHandlerForConfigReload);
+	pqsignal(SIGTERM, die);
+	BackgroundWorkerUnblockSignals();
+	/* connected to the shared catalogs only */
+	BackgroundWorkerInitializeConnection(NULL, NULL, 0);
+
+	launcher_context = AllocSetContextCreate(TopMemoryContext, "dq_bridge launcher",
+											 ALLOCSET_DEFAULT_SIZES);
+	round_context = AllocSetContextCreate(TopMemoryContext, "dq_bridge launcher round",
+										  ALLOCSET_DEFAULT_SIZES);
+	wait_event = DqWaitEventNew("DqBridgeLauncher");
+
+	/* another one lives: possible for launchers of one database only */
+	if (dq_worker_claim(DQ_ROLE_LAUNCHER, only_database, InvalidOid) == NULL)
+		proc_exit(OidIsValid(only_database) ? 0 : 1);
+	pgstat_report_activity(STATE_IDLE, NULL);
+	ereport(dq_log_level, (errmsg("dq_bridge launcher started")));
+
+	/*
+	 * An error ends the process; the postmaster starts it again after
+	 * bgw_restart_time. It never returns: exit code 0 would be for good.
+	 */
+	MemoryContextSwitchTo(round_context);
+	for (;;)
+	{
+		long		sleep_ms = RECONCILE_MS;
+
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		if (ConfigReloadPending)
+		{
+			ConfigReloadPending = false;
+			ProcessConfigFile(PGC_SIGHUP);
+		}
+
+		if (dq_enabled)
+			sleep_ms = reconcile();
+		else
+		{
+			reap_children();
+			dq_worker_state("disabled");
+		}
+		MemoryContextSwitchTo(round_context);
+		MemoryContextReset(round_context);
+
+		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+						 Max(sleep_ms, 50), wait_event);
+	}
+}

@@ -1,0 +1,68 @@
+/*
+ * worker.h
+ *	  The background processes: the launcher and the bridges, and what they share.
+ */
+#ifndef DQ_WORKER_H
+#define DQ_WORKER_H
+
+#include "postgres.h"
+
+#include "compat.h"
+
+/* ---- launcher.c, bridge.c: entry points, started by register.c -------------- */
+
+extern PGDLLEXPORT void dq_launcher_main(Datum main_arg);
+extern PGDLLEXPORT void dq_bridge_main(Datum main_arg);
+
+/* ---- database.c: a database from outside --------------------------------------- */
+
+typedef struct DqDatabaseName
+{
+	Oid			oid;
+	char		name[NAMEDATALEN];
+} DqDatabaseName;
+
+/* Databases that workers may serve (only: this one), in a transaction. */
+extern List *dq_databases_list(Oid only);	/* of DqDatabaseName */
+extern DqDatabaseName *dq_databases_find(List *databases, Oid oid);
+/* Does the connected one still take workers? In a transaction. */
+extern bool dq_database_takes_workers(void);
+/* Somebody holds or waits for a lock on the database that copying, dropping or
+ * renaming it takes: a connection would be in the way. */
+extern bool dq_database_is_waited_for(Oid dboid);
+
+/* ---- look.c: what is in the connected database ----------------------------------- */
+
+/* versions of the SQL objects that this library works with */
+#define DQ_SQL_VERSION "0.1.0"
+#define DQ_SQL_VERSION_PREVIOUS "0.1.0"
+
+typedef enum DqLook
+{
+	DQ_LOOK_GONE,				/* the extension is not here */
+	DQ_LOOK_VERSION,			/* its version is not ours */
+	DQ_LOOK_CLOSED,				/* a template, or it takes no connections */
+	DQ_LOOK_HERE
+} DqLook;
+
+typedef struct DqLookResult
+{
+	DqLook		look;
+	Oid			extension;
+	char		version[64];
+	List	   *servers;		/* of Oid, in the current context */
+} DqLookResult;
+
+/* Look, in a transaction of its own; makes slots for bridges that are missing. */
+extern void dq_look(DqLookResult *result);
+/* The catalogs may have changed in a way that calls for a new look. */
+extern bool dq_look_is_due(void);
+extern void dq_look_expect(void);	/* make it due */
+
+/* A lock for the time of a round that keeps DROP EXTENSION out; false: somebody
+ * is at it. Taken without waiting, outside any transaction. */
+extern bool dq_extension_enter(Oid extension);
+extern void dq_extension_exit(Oid extension);
+extern bool dq_extension_is_waited_for(Oid extension);
+
+#endif							/* DQ_WORKER_H */
