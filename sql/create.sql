@@ -1,6 +1,8 @@
 -- Creating queues: columns, names, tables that meet in Redis, dq_create_queue,
 -- whose credentials count, who sees what.
-SET client_min_messages = warning;
+SET client_min_messages = error;
+SET datestyle = ISO;
+SET intervalstyle = postgres;
 CREATE EXTENSION IF NOT EXISTS dq_bridge;
 CREATE SCHEMA "create";
 SET search_path = "create", public;
@@ -97,7 +99,20 @@ SELECT try($$CREATE FOREIGN TABLE s2 (id text) SERVER create_a OPTIONS (queue 's
 SELECT try($$CREATE FOREIGN TABLE s2 (id text) SERVER create_a OPTIONS (queue 's', shards '2')$$);
 SELECT try($$ALTER FOREIGN TABLE s2 OPTIONS (ADD index 'off')$$);
 CREATE ROLE regress_create_owner;
+CREATE ROLE regress_create_user;
 SELECT try($$ALTER FOREIGN TABLE s2 OWNER TO regress_create_owner$$);
+-- as a restored dump does it: the superuser's first, then the owner's
+DROP FOREIGN TABLE s2;
+ALTER FOREIGN TABLE s1 OWNER TO regress_create_owner;
+SELECT try($$CREATE FOREIGN TABLE s2 (id text) SERVER create_a OPTIONS (queue 's', shards '2')$$);
+SELECT try($$ALTER FOREIGN TABLE s2 OPTIONS (ADD on_outage 'error')$$);
+SELECT try($$ALTER FOREIGN TABLE s2 OWNER TO regress_create_owner$$);
+GRANT USAGE ON FOREIGN SERVER create_a TO regress_create_user;
+GRANT USAGE, CREATE ON SCHEMA "create" TO regress_create_owner, regress_create_user;
+SET ROLE regress_create_user;
+SELECT try($$CREATE FOREIGN TABLE s3 (id text) SERVER create_a OPTIONS (queue 's', shards '2')$$);
+RESET ROLE;
+REVOKE USAGE ON FOREIGN SERVER create_a FROM regress_create_user;
 SELECT try($$ALTER FOREIGN TABLE s2 OPTIONS (ADD destination 'list')$$);
 SELECT try($$ALTER FOREIGN TABLE s1 OPTIONS (ADD destination 'list')$$);
 CREATE SERVER create_d FOREIGN DATA WRAPPER dq_bridge OPTIONS (socket :'redis_socket', key_prefix 'create:');
@@ -139,8 +154,6 @@ SELECT dq_create_queue('far', 'create_e', options => '{"shards": 2}');
 EXPLAIN (VERBOSE, COSTS OFF) SELECT id FROM far WHERE key = 'k';
 
 -- servers that no superuser owns need a password, and use no socket
-CREATE ROLE regress_create_user;
-GRANT USAGE, CREATE ON SCHEMA "create" TO regress_create_owner, regress_create_user;
 ALTER SERVER create_e OWNER TO regress_create_owner;
 SELECT try($$SELECT count(*) FROM far$$);
 CREATE USER MAPPING FOR CURRENT_USER SERVER create_e OPTIONS (username 'u');
@@ -156,7 +169,7 @@ SET ROLE regress_create_owner;
 SELECT dq_create_queue('owned', 'create_a');
 RESET ROLE;
 GRANT UPDATE ON owned TO regress_create_user;
-GRANT SELECT (id) ON q TO regress_create_user;
+GRANT SELECT ON q TO regress_create_user;
 SET ROLE regress_create_user;
 SELECT queue, options FROM (SELECT queue, on_outage AS options FROM dq_queues) v ORDER BY queue::text;
 SELECT try($$SELECT dq_create_queue('mine', 'create_a')$$);

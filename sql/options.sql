@@ -1,5 +1,7 @@
 -- Options: known names, contexts, units, ranges; what is not in force yet.
-SET client_min_messages = warning;
+SET client_min_messages = error;
+SET datestyle = ISO;
+SET intervalstyle = postgres;
 CREATE EXTENSION IF NOT EXISTS dq_bridge;
 CREATE SCHEMA options;
 SET search_path = options, public;
@@ -22,7 +24,8 @@ BEGIN
   DROP SERVER IF EXISTS options_s;
   RETURN r;
 END $$;
-CREATE SERVER options_fixed FOREIGN DATA WRAPPER dq_bridge OPTIONS (key_prefix 'options:');
+SELECT current_setting('dq_test.socket') AS redis_socket \gset
+CREATE SERVER options_fixed FOREIGN DATA WRAPPER dq_bridge OPTIONS (socket :'redis_socket', key_prefix 'options:');
 CREATE FUNCTION on_mapping(option text, value text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE r text;
 BEGIN

@@ -1,7 +1,9 @@
 -- Reading a queue: what is in Redis, what is on its way, what this transaction
 -- did, each task once. Tasks lie an hour ahead, so no worker moves them; whether
 -- it has relayed them already must make no difference to any answer here.
-SET client_min_messages = warning;
+SET client_min_messages = error;
+SET datestyle = ISO;
+SET intervalstyle = postgres;
 SET timezone = 'UTC';
 CREATE EXTENSION IF NOT EXISTS dq_bridge;
 CREATE SCHEMA scan_basic;

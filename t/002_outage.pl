@@ -134,6 +134,7 @@ $t->node->start;
 ok(poll_until(sub { grep { $_ eq 'while frozen' } $r->ready('q2') }), 'and after start all arrives');
 
 # ---- F15: immediate stop with rows on their way -----------------------------------------
+$r->cmd('DEL', 'q');
 $r->stop;
 $t->sql("SELECT dq_offer('q', 'F15-' || i) FROM generate_series(1, 100) i");
 is($t->sql(<<'SQL'), '', 'F15 every table and sequence of the extension is permanent');

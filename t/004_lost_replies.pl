@@ -102,10 +102,18 @@ sub books_plain
 }
 
 # a black hole: command_timeout ends it, and it recovers by itself
+my $s = $t->session;
+$s->run("SELECT count(*) >= 0 FROM q");
 $proxy->mode('hole');
+sleep(0.1);
 $t->sql("WITH o AS (INSERT INTO offered VALUES ('in the hole') RETURNING payload) SELECT dq_offer('q', payload) FROM o");
-my ($rc, $out, $err) = $t->try("SELECT count(*) FROM q");
-like($err, qr/0800[16]:.*command_timeout/s, 'E8 command_timeout is named, with class 08') or diag($err);
+my $err = $s->run("SELECT count(*) FROM q");
+like($err, qr/0800[16]:.*command_timeout/s, 'E8 command_timeout is named, with class 08');
+$s->quit;
+{
+	my ($rc, $out, $err) = $t->try("SELECT count(*) FROM q");
+	like($err, qr/08001:.*connect_timeout/s, 'E5 connect_timeout is named, with 08001');
+}
 ok($t->wait_state('q', 'redis_down'), 'the worker notices');
 $proxy->mode('pass');
 books_plain('after the black hole');

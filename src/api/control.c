@@ -273,8 +273,6 @@ dq_transfer(PG_FUNCTION_ARGS)
 			moved += result.moved;
 			more = result.more;
 		}
-		if (moved > 0)
-			DQ_COUNT(queue->shard_no[i], transferred, 0);
 	}
 	PG_RETURN_INT64(moved);
 }

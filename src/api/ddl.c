@@ -302,9 +302,12 @@ has_destination(const DqQueue *queue)
 /*
  * Several tables may show one queue, but there is one truth about whose it is,
  * where it is, how it is laid out and where its due tasks go.
+ *
+ * A dump creates every table as the superuser that restores it and then gives it
+ * to its owner, so a superuser is only warned of another owner at creation.
  */
 static void
-check_others(const DqQueue *queue)
+check_others(const DqQueue *queue, bool created)
 {
 	List	   *others = dq_queue_list(InvalidOid);
 	ListCell   *lc;
@@ -324,7 +327,7 @@ check_others(const DqQueue *queue)
 			what = "server";
 		else if (strcmp(other->name, queue->name) != 0)
 			what = "name";
-		else if (other->owner != queue->owner)
+		else if (other->owner != queue->owner && !(created && superuser()))
 			what = "owner";
 		else if (other->nshards != queue->nshards)
 			what = "option \"shards\"";
@@ -345,6 +348,14 @@ check_others(const DqQueue *queue)
 					 errmsg("foreign tables \"%s\" and \"%s\" both say where due tasks of one queue go",
 							queue->relname, other->relname),
 					 errhint("Leave the destination options to one of them.")));
+		if (other->owner != queue->owner)
+			ereport(WARNING,
+					(errcode(ERRCODE_WARNING),
+					 errmsg("foreign tables \"%s\" and \"%s\" show the same queue in Redis and have different owners",
+							queue->relname, other->relname),
+					 errhint("ALTER FOREIGN TABLE %s OWNER TO %s;",
+							 quote_identifier(queue->relname),
+							 quote_identifier(GetUserNameFromId(other->owner, false)))));
 	}
 }
 
@@ -390,7 +401,7 @@ on_table(Oid relid, Node *statement)
 
 	queue = dq_queue_get(relid);
 	check_name(queue);
-	check_others(queue);
+	check_others(queue, !IsA(statement, AlterTableStmt) && !IsA(statement, RenameStmt));
 	dq_shards_resolve(queue);
 	dq_xact_touched(queue->serverid);
 }

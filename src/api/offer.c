@@ -49,6 +49,11 @@ dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key)
 	DqRow		row;
 	int			shard = 0;
 
+	if (VARSIZE_ANY_EXHDR(payload) > DQ_MAX_PAYLOAD)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("payload of %zu bytes is too large", (size_t) VARSIZE_ANY_EXHDR(payload)),
+				 errdetail("Redis takes values of up to %d bytes.", DQ_MAX_PAYLOAD)));
 	if (key && !queue->index)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),

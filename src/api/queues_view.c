@@ -19,6 +19,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
+#include "api/api.h"
 #include "compat.h"
 #include "outbox/outbox.h"
 #include "queue/options.h"
@@ -78,19 +79,6 @@ static const struct
 
 StaticAssertDecl(lengthof(option_columns) == COL_OWNER_SOURCE - COL_FIRST_OPTION,
 				 "columns of dq_queues");
-
-/* pg_monitor sees all queues, others those they have any right on. */
-static bool
-may_see(Oid relid)
-{
-	const AclMode any = ACL_SELECT | ACL_INSERT | ACL_UPDATE | ACL_DELETE |
-		ACL_TRUNCATE | ACL_REFERENCES | ACL_TRIGGER;
-	const AclMode column = ACL_SELECT | ACL_INSERT | ACL_UPDATE | ACL_REFERENCES;
-
-	return has_privs_of_role(GetUserId(), ROLE_PG_MONITOR) ||
-		pg_class_aclmask(relid, GetUserId(), any, ACLMASK_ANY) != 0 ||
-		pg_attribute_aclcheck_all(relid, GetUserId(), column, ACLMASK_ANY) == ACLCHECK_OK;
-}
 
 static Datum
 interval_of(int64 ms)
@@ -195,6 +183,7 @@ dq_queues_rows(PG_FUNCTION_ARGS)
 	List	   *queues;
 	List	   *shards;
 	ListCell   *lc;
+	bool		see_all = has_privs_of_role(GetUserId(), ROLE_PG_MONITOR);
 
 	InitMaterializedSRF(fcinfo, 0);
 	queues = dq_queue_list(InvalidOid);
@@ -209,7 +198,7 @@ dq_queues_rows(PG_FUNCTION_ARGS)
 
 		/* dropped by somebody since the list was made */
 		queue = dq_queue_get_noerror(relid);
-		if (queue == NULL || !may_see(relid))
+		if (queue == NULL || !(see_all || dq_has_any_right(relid)))
 			continue;
 
 		values[COL_QUEUE] = ObjectIdGetDatum(relid);

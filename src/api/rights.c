@@ -35,7 +35,9 @@ dq_has_any_right(Oid relid)
 {
 	AclMode		rights = ACL_SELECT | ACL_INSERT | ACL_UPDATE | ACL_DELETE | ACL_TRUNCATE;
 
-	return pg_class_aclmask(relid, GetUserId(), rights, ACLMASK_ANY) != 0;
+	return pg_class_aclmask(relid, GetUserId(), rights, ACLMASK_ANY) != 0 ||
+		pg_attribute_aclcheck_all(relid, GetUserId(), ACL_SELECT | ACL_INSERT | ACL_UPDATE,
+								  ACLMASK_ANY) == ACLCHECK_OK;
 }
 
 void

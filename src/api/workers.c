@@ -8,7 +8,7 @@
 #include <signal.h>
 
 #include "access/htup_details.h"
-#include "access/xlog.h"
+#include "access/xact.h"
 #include "catalog/pg_authid.h"
 #include "commands/dbcommands.h"
 #include "commands/extension.h"
@@ -296,6 +296,24 @@ dq_workers_rows(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
+static bool hint_pending = false;
+
+/*
+ * The script of an extension runs with client_min_messages = warning, so the
+ * notice waits for the commit; workers could not be started earlier anyway.
+ */
+static void
+hint_at_commit(XactEvent event, void *arg)
+{
+	if (!hint_pending || event == XACT_EVENT_PARALLEL_PRE_COMMIT)
+		return;
+	hint_pending = false;
+	if (event == XACT_EVENT_PRE_COMMIT && !dq_launcher_alive(MyDatabaseId))
+		ereport(NOTICE,
+				(errmsg("no workers of dq_bridge are running: offers are recorded, but not handed to Redis"),
+				 errhint("SELECT dq_worker_start(); or add dq_bridge to shared_preload_libraries.")));
+}
+
 /*
  * The last statement of CREATE EXTENSION. A running launcher serves the database
  * from the commit on; otherwise say how to start workers.
@@ -303,6 +321,8 @@ dq_workers_rows(PG_FUNCTION_ARGS)
 Datum
 dq_created(PG_FUNCTION_ARGS)
 {
+	static bool registered = false;
+
 	if (!creating_extension)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -312,9 +332,14 @@ dq_created(PG_FUNCTION_ARGS)
 		PG_RETURN_VOID();
 
 	dq_poke_at_commit();
-	if (!dq_is_preloaded() && !dq_launcher_alive(MyDatabaseId))
-		ereport(NOTICE,
-				(errmsg("no workers of dq_bridge are running: offers are recorded, but not handed to Redis"),
-				 errhint("SELECT dq_worker_start(); or add dq_bridge to shared_preload_libraries.")));
+	if (!dq_is_preloaded())
+	{
+		if (!registered)
+		{
+			RegisterXactCallback(hint_at_commit, NULL);
+			registered = true;
+		}
+		hint_pending = true;
+	}
 	PG_RETURN_VOID();
 }

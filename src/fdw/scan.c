@@ -25,7 +25,7 @@
 #include "fdw/fdw.h"
 
 #define FIRST_PAGE_TASKS	100		/* enough for a LIMIT */
-#define PAGE_TASKS			1000
+#define PAGE_TASKS			400
 #define PAGE_BYTES			(1024 * 1024)
 
 typedef struct QueueScan
@@ -37,6 +37,8 @@ typedef struct QueueScan
 	char	   *name;			/* Redis name */
 	int			nshards;
 	int32	   *shard_no;		/* 0: not registered, so the outbox has nothing */
+	bool		has_source;		/* this database has an identity: else the outbox is
+								 * empty */
 	DqColumns  *columns;
 
 	Snapshot	snapshot;		/* of the outbox, registered; NULL: no scan yet */
@@ -120,6 +122,11 @@ dq_scan_begin(ForeignScanState *node, int eflags)
 	state->nshards = queue->nshards;
 	state->columns = dq_columns_describe(queue, RelationGetDescr(rel),
 										 list_nth(plan->fdw_private, DQ_SCAN_ATTRS));
+
+	/* now, because the execution may be in parallel mode, where no new snapshot
+	 * can be taken to read the extension's tables */
+	find_shard_numbers(state);
+	state->has_source = dq_source_get(false) != NULL;
 	MemoryContextSwitchTo(old);
 	node->fdw_state = state;
 }
@@ -172,20 +179,12 @@ read_page(QueueScan *state, bool first)
 static void
 start_shard(QueueScan *state, EState *estate)
 {
-	const DqSource *source;
+	const DqSource *source = state->has_source ? dq_source_get(false) : NULL;
 	MemoryContext old;
-
-	if (state->shard_no == NULL)
-	{
-		old = MemoryContextSwitchTo(state->context);
-		find_shard_numbers(state);
-		MemoryContextSwitchTo(old);
-	}
 
 	MemoryContextReset(state->shard_context);
 	old = MemoryContextSwitchTo(state->shard_context);
 	dq_keys_make(&state->keys, dq_shard_name(state->name, state->nshards, state->shard));
-	source = dq_source_get(false);
 	state->source = pstrdup(source ? source->id : "");
 	state->unsent = NULL;
 	state->show_unsent = false;

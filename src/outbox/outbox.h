@@ -49,6 +49,9 @@ typedef struct DqSnapshot
 } DqSnapshot;
 
 extern DqSnapshot *dq_snapshot_take(Snapshot snapshot); /* palloc'd */
+/* What is committed now; in parallel mode, where PostgreSQL allows no new
+ * snapshot, the statement's. Register it. */
+extern Snapshot dq_fresh_snapshot(void);
 extern DqSnapshot *dq_snapshot_in(const char *text);	/* "" -> nothing visible */
 extern char *dq_snapshot_out(const DqSnapshot *snap);
 extern bool dq_snapshot_sees(const DqSnapshot *snap, uint32 tli, FullTransactionId xid);

@@ -21,7 +21,7 @@ bool
 dq_queue_is_paused(const DqQueue *queue)
 {
 	Relation	rel = table_open(dq_extension_relation("dq_pauses"), AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	bool		paused = dq_store_find(rel, snapshot, queue->serverid,
 									   queue->name) != NULL;
 
@@ -43,7 +43,7 @@ dq_pause_set(const DqQueue *queue, bool paused)
 
 	/* two callers at once: one after the other */
 	rel = table_open(dq_extension_relation("dq_pauses"), ShareRowExclusiveLock);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	tuple = dq_store_find(rel, snapshot, queue->serverid, queue->name);
 	UnregisterSnapshot(snapshot);
 	if ((tuple != NULL) == paused)

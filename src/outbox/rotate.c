@@ -87,7 +87,7 @@ dq_outbox_relation(int table)
 static void
 read_rotation(Relation rel, Rotation *rotation)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, snapshot, 0, NULL);
 	HeapTuple	tuple;
 
@@ -180,7 +180,7 @@ void
 dq_mark_store(int32 shard, const DqSnapshot *applied, int64 due)
 {
 	Relation	rel = table_open(dq_extension_relation("dq_marks"), RowExclusiveLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	HeapTuple	tuple = find_mark(rel, snapshot, shard);
 	Datum		values[Natts_marks];
 	bool		nulls[Natts_marks] = {0};
@@ -317,7 +317,7 @@ try_empty(Relation rotation, int table, int64 round, int current)
 		return false;
 	rel = table_open(relid, NoLock);
 	/* fresh, and under the lock: nobody can add a row that it does not see */
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	free = nothing_is_needed(rel, snapshot, &last_due);
 	if (free)
 	{

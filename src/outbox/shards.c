@@ -45,7 +45,7 @@ bytes_of(const char *str)
 static int32
 find_shard(Relation rel, Oid serverid, const char *name)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	HeapTuple	tuple = dq_store_find(rel, snapshot, serverid, name);
 	int32		no = 0;
 
@@ -76,7 +76,8 @@ dq_shards_resolve(DqQueue *queue)
 	if (queue->shard_no && queue->shard_generation == dq_xact_generation())
 		return;
 
-	numbers = MemoryContextAlloc(TopMemoryContext, queue->nshards * sizeof(int32));
+	numbers = MemoryContextAlloc(GetMemoryChunkContext(queue),
+								 queue->nshards * sizeof(int32));
 	rel = table_open(dq_extension_relation("dq_shards"), AccessShareLock);
 	for (i = 0; i < queue->nshards; i++)
 	{
@@ -122,7 +123,7 @@ List *
 dq_shards_list(Oid serverid)
 {
 	Relation	rel = table_open(dq_extension_relation("dq_shards"), AccessShareLock);
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, snapshot, 0, NULL);
 	HeapTuple	tuple;
 	List	   *result = NIL;

@@ -17,6 +17,12 @@
 #include "replication/walsender_private.h"
 #include "utils/snapmgr.h"
 
+Snapshot
+dq_fresh_snapshot(void)
+{
+	return IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot();
+}
+
 static FullTransactionId
 widen(TransactionId xid, FullTransactionId next)
 {

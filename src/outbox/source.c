@@ -115,7 +115,7 @@ read_source(Relation rel, DqSource *source)
 	HeapTuple	tuple;
 	uint64		newest = 0;
 	bool		found = false;
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 
 	scan = systable_beginscan(rel, InvalidOid, false, snapshot, 0, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))

@@ -453,7 +453,7 @@ void
 dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest)
 {
 	DqShardStats stats;
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	FullTransactionId from = FullTransactionIdFromU64(0);
 	DqOutboxScan *scan;
 	DqSnapshot *mark = dq_mark_get(shard, snapshot);

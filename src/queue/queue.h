@@ -83,7 +83,7 @@ typedef struct DqQueue
 	FmgrInfo	key_in;
 	Oid			key_ioparam;
 	/* filled and owned by the outbox room: registry numbers of the shards */
-	int32	   *shard_no;		/* nshards entries or NULL; TopMemoryContext */
+	int32	   *shard_no;		/* nshards entries or NULL; in the queue's own context */
 	uint32		shard_generation;
 } DqQueue;
 
@@ -150,6 +150,8 @@ extern int	dq_shard_of_key(const char *key, size_t len, int nshards);
 /* ---- payload.c: values to bytes and back ---------------------------------- */
 
 #define DQ_MAX_KEY 255
+/* Redis' own limit (proto-max-bulk-len), minus what the packing adds */
+#define DQ_MAX_PAYLOAD (512 * 1024 * 1024 - 64)
 
 /* text -> UTF-8, bytea raw, json/jsonb text, row -> JSON, else output function */
 extern bytea *dq_payload_bytes(Datum value, Oid type);

@@ -17,7 +17,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#define PAGE_OPS	500
+#define PAGE_OPS	200
 #define PAGE_BYTES	(256 * 1024)
 
 void

@@ -21,6 +21,7 @@
 #define SLICE_MS	20			/* reading rows, between which due tasks move */
 #define MARK_MS		5000
 #define ROTATE_MS	10000
+#define BIG_PAGE	(512 * 1024)	/* more than a full page: one large task */
 
 DqBridge *
 dq_bridge_create(Oid serverid)
@@ -80,8 +81,17 @@ dq_bridge_reset(DqBridge *bridge)
 
 	dq_link_close(bridge);
 	for (i = 0; i < bridge->nrequests; i++)
-		if (bridge->requests[i].cut)
-			MemoryContextDelete(bridge->requests[i].cut->page->context);
+	{
+		DqRequest  *request = &bridge->requests[i];
+
+		if (request->cut == NULL || request->taken)
+			continue;
+		if (request->cut->page->bytes > BIG_PAGE && ++request->shard->big_failures >= 3)
+			dq_shard_park_page(bridge, request->shard,
+							   psprintf("connection lost 3 times over a page of %zu bytes (see proto-max-bulk-len)",
+										request->cut->page->bytes));
+		MemoryContextDelete(request->cut->page->context);
+	}
 	bridge->nrequests = 0;
 	bridge->subscribe_at = 0;
 	foreach(lc, bridge->shards)

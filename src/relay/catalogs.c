@@ -195,6 +195,7 @@ dq_bridge_catalogs(DqBridge *bridge)
 	const DqSource *source;
 	DqServer   *server = NULL;
 	Oid			mapping_owner = InvalidOid;
+	bool		mapped = false;
 	List	   *queues;
 	ListCell   *lc;
 
@@ -236,8 +237,14 @@ dq_bridge_catalogs(DqBridge *bridge)
 
 		if (queue == NULL)
 			continue;
-		if (!OidIsValid(mapping_owner))
+		/* one connection for all: of the first owner who has a mapping */
+		if (!OidIsValid(mapping_owner) || !mapped)
+		{
+			DqServer   *owners = dq_server_get(bridge->serverid, queue->owner, true);
+
 			mapping_owner = queue->owner;
+			mapped = owners && OidIsValid(owners->target.umid);
+		}
 		dq_shards_resolve(queue);
 		paused = dq_queue_is_paused(queue);
 		for (i = 0; i < queue->nshards; i++)

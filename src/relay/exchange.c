@@ -42,6 +42,17 @@ dq_shard_note_error(DqBridge *bridge, DqShard *shard, const char *message, bool 
 						shard->name, bridge->server_name, message)));
 }
 
+/*
+ * A page that makes the server close the connection (a payload beyond its
+ * proto-max-bulk-len) must not take the other shards along again and again.
+ */
+void
+dq_shard_park_page(DqBridge *bridge, DqShard *shard, const char *message)
+{
+	dq_shard_note_error(bridge, shard, message, false);
+	shard->blocked_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), 60000);
+}
+
 static void
 note_reply_error(DqBridge *bridge, DqShard *shard, DqReply *error)
 {
@@ -53,6 +64,11 @@ note_reply_error(DqBridge *bridge, DqShard *shard, DqReply *error)
 	if (dq_reply_sqlstate(error) == ERRCODE_READ_ONLY_SQL_TRANSACTION)
 		dq_reply_report(ERROR, bridge->redis, error, NULL, shard->name);
 	message = pnstrdup(error->str, Min(error->len, DQ_ERROR_LEN - 1));
+	if (strncmp(message, "ERR Protocol error", 18) == 0)
+	{
+		dq_shard_park_page(bridge, shard, message);
+		return;
+	}
 	dq_shard_note_error(bridge, shard, message, dq_reply_is_transient(error));
 }
 
@@ -119,6 +135,7 @@ add_request(DqBridge *bridge, DqRequestKind kind, DqShard *shard)
 	request->kind = kind;
 	request->shard = shard;
 	request->cut = NULL;
+	request->taken = false;
 	request->sent_at = GetCurrentTimestamp();
 	return request;
 }
@@ -229,6 +246,7 @@ receive_apply(DqBridge *bridge, DqRequest *request)
 	DqReply    *error;
 
 	dq_op_apply_result(bridge->redis, &result, &error);
+	request->taken = true;
 	shard->pages_in_flight--;
 	if (error)
 	{
@@ -240,9 +258,12 @@ receive_apply(DqBridge *bridge, DqRequest *request)
 			 shard->batch != NULL && strcmp(result.fence.position, cut->position) == 0)
 	{
 		strlcpy(shard->position, cut->position, sizeof(shard->position));
+		shard->big_failures = 0;
 		shard->stats.offered += cut->offers;
 		shard->stats.relayed += cut->page->nops;
 		shard->stats.removed += result.removed;
+		shard->stats.pending += result.applied - result.removed;
+		shard->stats.seen_at = GetCurrentTimestamp();
 		shard->publish = true;
 		if (cut->done)
 			dq_batch_done(shard);
@@ -272,6 +293,9 @@ receive_transfer(DqBridge *bridge, DqRequest *request)
 	shard->transfer_more = result.more;
 	shard->stats.transferred += result.moved;
 	shard->stats.delivered += result.moved;
+	shard->stats.pending = Max(0, shard->stats.pending - result.moved - result.quarantined);
+	shard->stats.ready += result.moved;
+	shard->stats.quarantined += result.quarantined;
 	shard->stats.held = result.held;
 	if (result.quarantined > 0)
 		ereport(LOG,

@@ -80,7 +80,7 @@ look_at_server(DqBridge *bridge)
 
 	if (warnings.len > 0 &&
 		(bridge->server_warnings == NULL || strcmp(bridge->server_warnings, warnings.data) != 0))
-		ereport(WARNING,
+		ereport(bridge->own_xact ? WARNING : DEBUG1,
 				(errmsg("Redis of server \"%s\": %s", bridge->server_name, warnings.data)));
 	if (bridge->server_warnings)
 		pfree(bridge->server_warnings);

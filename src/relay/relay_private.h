@@ -115,6 +115,7 @@ typedef struct DqShard
 	TimestampTz status_at;		/* of the last look */
 	TimestampTz blocked_until;	/* after an error of this shard alone */
 	int			failures;
+	int			big_failures;	/* connections lost over one large page */
 	bool		parked;
 	TimestampTz marked_at;
 	bool		mark_wanted;
@@ -136,6 +137,7 @@ typedef struct DqRequest
 	DqRequestKind kind;
 	DqShard    *shard;
 	DqCut	   *cut;			/* of an apply */
+	bool		taken;			/* its reply was read, cut is freed */
 	TimestampTz sent_at;
 } DqRequest;
 
@@ -210,6 +212,8 @@ extern bool dq_exchange_send(DqBridge *bridge);	/* true if anything was sent */
 extern void dq_exchange_receive(DqBridge *bridge);
 extern void dq_shard_note_error(DqBridge *bridge, DqShard *shard, const char *message,
 								bool transient);
+/* its page breaks the connection: out of the way for a minute */
+extern void dq_shard_park_page(DqBridge *bridge, DqShard *shard, const char *message);
 extern void dq_shard_note_numbers(DqBridge *bridge, DqShard *shard,
 								  const DqFenceRecord *record);
 

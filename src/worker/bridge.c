@@ -50,6 +50,7 @@ static char my_server_name[NAMEDATALEN];
 static DqBridge *bridge = NULL;
 static Oid	extension;			/* its lock is held during a round ... */
 static bool in_round = false;	/* ... which is now */
+static TimestampTz round_at;	/* when it began */
 static TimestampTz checked_at = 0;
 static TimestampTz started_at;
 static uint32 wait_event;
@@ -102,6 +103,12 @@ check_reasons(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_IN_USE),
 				 errmsg("round given up because the extension is being dropped")));
+	/* a silent Redis must not delay dq_bridge.enabled = off */
+	if (in_round && ConfigReloadPending &&
+		TimestampDifferenceExceeds(round_at, now, MAX_SLEEP_MS))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_IN_USE),
+				 errmsg("round given up because the configuration has changed")));
 }
 
 static void
@@ -331,6 +338,7 @@ do_round(void)
 	if (!dq_extension_enter(extension))
 		return YIELD_MS;
 	in_round = true;
+	round_at = GetCurrentTimestamp();
 	pgstat_report_activity(STATE_RUNNING, "dq_bridge: relay and transfer");
 
 	PG_TRY();
