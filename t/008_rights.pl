@@ -19,6 +19,7 @@ CREATE ROLE boss SUPERUSER LOGIN;
 CREATE ROLE watcher LOGIN;
 GRANT pg_monitor TO watcher;
 REVOKE ALL ON ALL TABLES IN SCHEMA public FROM PUBLIC;
+GRANT SELECT ON dq_stats, dq_workers, dq_queues TO PUBLIC;
 CREATE TABLE t (id int, delay interval DEFAULT '1 hour');
 GRANT INSERT, UPDATE, DELETE, SELECT ON t TO bob;
 CREATE TRIGGER o AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION dq_offer_trigger('q', 'delay', 'id');

@@ -196,7 +196,7 @@ $t->sync;
 is($r->cmd('EXISTS', 'dq:{noindex}:index'), 0, 'index off: no index');
 
 # role producer
-$t->queue('prod', "queue 'q', role 'producer'");
+$t->queue('prod', "role 'producer'");
 $t->fails("SELECT dq_remove('prod', 'x')", '55000', 'role producer: dq_remove is refused');
 like($t->sql("SELECT dq_offer('prod', 'from a producer', '1 hour')"), qr/^\d/, 'role producer: dq_offer works');
 $t->fails("SELECT dq_transfer('prod')", '55000', 'role producer: dq_transfer is refused');

@@ -50,7 +50,10 @@ $r->redisson_offer('q', now_ms() + 3600_000, "\x86\xff", id => "\x01\x02\x03\x04
 $t->sql("SELECT dq_offer('q', 'good', '30 minutes')");
 $t->sync;
 is($t->sql("SELECT count(*) FROM q"), 2, 'J2 count(*) with an invalid payload');
-is($t->sql("SELECT payload FROM q WHERE due_at < now() + '45 minutes'::interval"), 'good', 'J2 other rows are reachable') ;
+{
+	my ($rc, $out, $err) = $t->try("SELECT payload FROM q WHERE due_at < now() + '45 minutes'::interval");
+	is($out, 'good', 'J2 other rows are reachable') or diag($err);
+}
 is($t->sql("SELECT id FROM q WHERE due_at > now() + '45 minutes'::interval") =~ /-x01020304$/, 1, 'J2 queries that do not read it work');
 my $err = $t->fails("SELECT payload FROM q", '22021', 'J2 reading it: 22021', like => qr/x01020304/);
 like($err, qr/HINT.*bytea/, 'J2 hint: declare bytea');

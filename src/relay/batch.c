@@ -3,7 +3,7 @@
  *	  Which rows go to Redis, in which order, in which pages. A batch is what one
  *	  snapshot (cur) sees and the fence's (prev) does not; its order is the last
  *	  seq of each transaction, then seq (G8), and so the same whoever reads it.
- *	  Called by bridge.c in each round.
+ *	  Called by round.c.
  */
 #include "postgres.h"
 
@@ -474,7 +474,7 @@ dq_completion_count(void)
 }
 
 bool
-dq_batches_prepare(DqBridge *bridge, TimestampTz deadline)
+dq_batches_prepare(DqLink *link, TimestampTz deadline)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	uint64		completions = dq_completion_count();
@@ -489,7 +489,7 @@ dq_batches_prepare(DqBridge *bridge, TimestampTz deadline)
 	bool		flush_needed = false;
 	ListCell   *lc;
 
-	foreach(lc, bridge->shards)
+	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 
@@ -502,15 +502,15 @@ dq_batches_prepare(DqBridge *bridge, TimestampTz deadline)
 	if (!any)
 		return false;
 
-	dq_bridge_begin(bridge);
+	dq_link_begin(link);
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	scratch = AllocSetContextCreate(bridge->round, "dq_bridge rows", ALLOCSET_DEFAULT_SIZES);
-	MemoryContextSwitchTo(bridge->round);
+	scratch = AllocSetContextCreate(link->round, "dq_bridge rows", ALLOCSET_DEFAULT_SIZES);
+	MemoryContextSwitchTo(link->round);
 	cur = dq_snapshot_take(snapshot);
-	bridge->tli = cur->tli;
+	link->tli = cur->tli;
 	point = dq_flush_point();	/* after the snapshot: PO 1 */
 
-	foreach(lc, bridge->shards)
+	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 		DqBatch    *batch;
@@ -589,14 +589,14 @@ dq_batches_prepare(DqBridge *bridge, TimestampTz deadline)
 	}
 	if (flush_needed)
 	{
-		MemoryContext old = MemoryContextSwitchTo(bridge->context);
+		MemoryContext old = MemoryContextSwitchTo(link->context);
 
-		if (bridge->writer)
-			pfree(bridge->writer);
-		bridge->writer = dq_writer_stamp(cur->tli, point);
+		if (link->writer)
+			pfree(link->writer);
+		link->writer = dq_writer_stamp(cur->tli, point);
 		MemoryContextSwitchTo(old);
 	}
 	UnregisterSnapshot(snapshot);
-	dq_bridge_end(bridge);
+	dq_link_end(link);
 	return more;
 }

@@ -1,7 +1,8 @@
 /*
  * bridge.c
- *	  One server as this process bridges it: the round, and what is published of
- *	  it in shared memory.
+ *	  One server as this process bridges it: a link for each user mapping that its
+ *	  queues' owners have, so that everything uses the table owner's credentials.
+ *	  A link that fails does not stop the others.
  */
 #include "postgres.h"
 
@@ -12,16 +13,10 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "storage/lock.h"
-#include "utils/guc.h"
 #include "utils/memutils.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#define ROUND_MS	100			/* a round returns after about this */
-#define SLICE_MS	20			/* reading rows, between which due tasks move */
-#define MARK_MS		5000
 #define ROTATE_MS	10000
-#define BIG_PAGE	(512 * 1024)	/* more than a full page: one large task */
 
 DqBridge *
 dq_bridge_create(Oid serverid)
@@ -31,8 +26,8 @@ dq_bridge_create(Oid serverid)
 	DqBridge   *bridge = MemoryContextAllocZero(context, sizeof(DqBridge));
 
 	bridge->context = context;
-	bridge->round = AllocSetContextCreate(context, "dq_bridge round",
-										  ALLOCSET_DEFAULT_SIZES);
+	bridge->scratch = AllocSetContextCreate(context, "dq_bridge catalogs",
+											ALLOCSET_DEFAULT_SIZES);
 	bridge->serverid = serverid;
 	bridge->own_xact = !IsTransactionState();
 	bridge->scan_interval = 1000;
@@ -42,124 +37,49 @@ dq_bridge_create(Oid serverid)
 void
 dq_bridge_free(DqBridge *bridge)
 {
-	dq_link_close(bridge);
+	ListCell   *lc;
+
+	foreach(lc, bridge->links)
+		dq_link_close(lfirst(lc));
 	MemoryContextDelete(bridge->context);
 }
 
-void
-dq_bridge_begin(DqBridge *bridge)
+DqLink *
+dq_bridge_link(DqBridge *bridge, Oid umid)
 {
-	if (bridge->own_xact)
+	MemoryContext context;
+	MemoryContext old;
+	DqLink	   *link;
+	ListCell   *lc;
+
+	foreach(lc, bridge->links)
 	{
-		SetCurrentStatementStartTimestamp();
-		StartTransactionCommand();
-		PushActiveSnapshot(GetTransactionSnapshot());
+		link = lfirst(lc);
+		if (link->umid == umid)
+			return link;
 	}
-	MemoryContextSwitchTo(bridge->round);
+	context = AllocSetContextCreate(bridge->context, "dq_bridge link", ALLOCSET_DEFAULT_SIZES);
+	link = MemoryContextAllocZero(context, sizeof(DqLink));
+	link->context = context;
+	link->round = AllocSetContextCreate(context, "dq_bridge round", ALLOCSET_DEFAULT_SIZES);
+	link->serverid = bridge->serverid;
+	link->umid = umid;
+	link->own_xact = bridge->own_xact;
+	link->no_transfer = bridge->no_transfer;
+	link->scan_interval = 1000;
+	old = MemoryContextSwitchTo(bridge->context);
+	bridge->links = lappend(bridge->links, link);
+	MemoryContextSwitchTo(old);
+	return link;
 }
 
-void
-dq_bridge_end(DqBridge *bridge)
-{
-	if (bridge->own_xact)
-	{
-		PopActiveSnapshot();
-		CommitTransactionCommand();
-	}
-	MemoryContextSwitchTo(bridge->round);
-}
-
-/*
- * The connection is lost or not to be trusted: nothing in flight counts. The
- * fences are looked at again; sessions stay (no freeze if nothing was lost).
- */
 void
 dq_bridge_reset(DqBridge *bridge)
 {
-	int			i;
 	ListCell   *lc;
 
-	dq_link_close(bridge);
-	for (i = 0; i < bridge->nrequests; i++)
-	{
-		DqRequest  *request = &bridge->requests[i];
-
-		if (request->cut == NULL || request->taken)
-			continue;
-		if (request->cut->page->bytes > BIG_PAGE && ++request->shard->big_failures >= 3)
-			dq_shard_park_page(bridge, request->shard,
-							   psprintf("connection lost 3 times over a page of %zu bytes (see proto-max-bulk-len)",
-										request->cut->page->bytes));
-		MemoryContextDelete(request->cut->page->context);
-	}
-	bridge->nrequests = 0;
-	bridge->subscribe_at = 0;
-	foreach(lc, bridge->shards)
-	{
-		DqShard    *shard = lfirst(lc);
-
-		shard->pages_in_flight = 0;
-		shard->transfer_in_flight = false;
-		shard->other_in_flight = false;
-		if (shard->state == DQ_SHARD_OPEN || shard->state == DQ_SHARD_FROZEN)
-			dq_shard_forget(shard, DQ_SHARD_RESYNC);
-	}
-}
-
-/* ---- what others see ---- */
-
-static const char *
-state_name(const DqShard *shard)
-{
-	if (shard->parked)
-		return "parked";
-	if (shard->state == DQ_SHARD_NOT_OWNER)
-		return "not_owner";
-	if (shard->failures > 0)
-		return "redis_down";
-	if (shard->paused)
-		return "paused";
-	return "running";
-}
-
-void
-dq_bridge_publish(DqBridge *bridge, DqShard *shard)
-{
-	DqShardStats *shared;
-	DqShardKey	key;
-	int64		scans;
-
-	strlcpy(shard->stats.state, state_name(shard), sizeof(shard->stats.state));
-	strlcpy(shard->stats.session, shard->session, sizeof(shard->stats.session));
-	shard->stats.floor = shard->floor;
-	shared = dq_stats_lock(MyDatabaseId, shard->no);
-	key = shared->key;
-	scans = shared->remove_scans;
-	*shared = shard->stats;
-	shared->key = key;
-	shared->remove_scans = scans;
-	dq_stats_release(shared);
-	shard->publish = false;
-}
-
-static void
-publish_all(DqBridge *bridge)
-{
-	ListCell   *lc;
-	bool		any = false;
-
-	foreach(lc, bridge->shards)
-	{
-		DqShard    *shard = lfirst(lc);
-
-		if (shard->publish)
-		{
-			dq_bridge_publish(bridge, shard);
-			any = true;
-		}
-	}
-	if (any)
-		ConditionVariableBroadcast(&dq_shared()->progress);
+	foreach(lc, bridge->links)
+		dq_link_reset(lfirst(lc));
 }
 
 void
@@ -167,156 +87,118 @@ dq_bridge_mark_down(DqBridge *bridge, const char *message)
 {
 	ListCell   *lc;
 
-	foreach(lc, bridge->shards)
-	{
-		DqShard    *shard = lfirst(lc);
-
-		strlcpy(shard->stats.last_error, message, DQ_ERROR_LEN);
-		shard->stats.last_error_at = GetCurrentTimestamp();
-		shard->failures = Max(shard->failures, 1);
-		dq_bridge_publish(bridge, shard);
-		shard->failures = 0;
-	}
+	foreach(lc, bridge->links)
+		dq_link_mark_down(lfirst(lc), message);
 }
-
-/* ---- housekeeping: marks and rotation, workers only ---- */
 
 /*
- * Asynchronous commit is enough: a lost mark is an older mark, which only keeps
- * an outbox table longer.
+ * With one link its errors are the caller's. With several, one that fails is
+ * left alone for a while and the others go on.
  */
-static void
-store_marks(DqBridge *bridge)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	bool		begun = false;
-	ListCell   *lc;
-
-	foreach(lc, bridge->shards)
-	{
-		DqShard    *shard = lfirst(lc);
-
-		if (!shard->mark_wanted || shard->state != DQ_SHARD_OPEN || shard->batch ||
-			!TimestampDifferenceExceeds(shard->marked_at, now, MARK_MS))
-			continue;
-		if (!begun)
-		{
-			dq_bridge_begin(bridge);
-			(void) set_config_option("synchronous_commit", "off", PGC_USERSET,
-									 PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
-			begun = true;
-		}
-		dq_mark_store(shard->no, shard->prev, Min(shard->next_due - 1, dq_now_ms()));
-		shard->mark_wanted = false;
-		shard->marked_at = now;
-	}
-	if (begun)
-		dq_bridge_end(bridge);
-}
-
-static void
-housekeeping(DqBridge *bridge)
-{
-	TimestampTz now = GetCurrentTimestamp();
-
-	store_marks(bridge);
-	if (TimestampDifferenceExceeds(bridge->rotated_at, now,
-								   Min(ROTATE_MS, Max(bridge->replay_window / 4, 250))))
-	{
-		SetCurrentStatementStartTimestamp();
-		(void) dq_outbox_rotate(bridge->replay_window);
-		MemoryContextSwitchTo(bridge->round);
-		bridge->rotated_at = now;
-	}
-}
-
-/* ---- the round ---- */
-
 static long
-time_to_wait(DqBridge *bridge)
+link_round(DqBridge *bridge, DqLink *link)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	volatile long wait = 0;
+
+	if (list_length(bridge->links) == 1)
+		return dq_link_round(link);
+	if (link->blocked_until > GetCurrentTimestamp())
+		return TimestampDifferenceMilliseconds(GetCurrentTimestamp(), link->blocked_until);
+	PG_TRY();
+	{
+		wait = dq_link_round(link);
+		link->failures = 0;
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(link->round);
+		error = CopyErrorData();
+		/* a cancel or the end of the process is not the link's */
+		if (ERRCODE_TO_CATEGORY(error->sqlerrcode) == ERRCODE_OPERATOR_INTERVENTION &&
+			error->sqlerrcode != ERRCODE_CANNOT_CONNECT_NOW)
+			PG_RE_THROW();
+		if (!bridge->own_xact)
+			PG_RE_THROW();
+		FlushErrorState();
+		AbortOutOfAnyTransaction();
+		MemoryContextSwitchTo(link->round);
+		if (link->failures == 0)
+			ereport(LOG,
+					(errcode(error->sqlerrcode),
+					 errmsg("dq_bridge: server \"%s\": %s",
+							link->server_name ? link->server_name : "", error->message)));
+		link->failures = Min(link->failures + 1, 10);
+		wait = Min(100L << (link->failures - 1), Max(bridge->scan_interval, 1000));
+		link->blocked_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), wait);
+		dq_link_reset(link);
+		dq_link_mark_down(link, error->message);
+	}
+	PG_END_TRY();
+	MemoryContextSwitchTo(caller);
+	return wait;
+}
+
+static void
+rotate(DqBridge *bridge)
 {
 	TimestampTz now = GetCurrentTimestamp();
-	int64		now_ms = dq_now_ms();
-	int64		wait = bridge->scan_interval;
-	ListCell   *lc;
 
-	foreach(lc, bridge->shards)
-	{
-		DqShard    *shard = lfirst(lc);
-
-		if (shard->blocked_until > now)
-		{
-			wait = Min(wait, TimestampDifferenceMilliseconds(now, shard->blocked_until));
-			continue;
-		}
-		if (shard->state == DQ_SHARD_OPEN && !shard->producer && !shard->paused &&
-			OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
-			shard->next_due != PG_INT64_MAX)
-			wait = Min(wait, Max(shard->next_due - now_ms, 0));
-		if (shard->state == DQ_SHARD_UNKNOWN || shard->state == DQ_SHARD_RESYNC)
-			wait = 0;
-		wait = Min(wait, Max(bridge->scan_interval -
-							 TimestampDifferenceMilliseconds(shard->status_at, now), 0));
-	}
-	return (long) wait;
+	if (!TimestampDifferenceExceeds(bridge->rotated_at, now,
+									Min(ROTATE_MS, Max(bridge->replay_window / 4, 250))))
+		return;
+	SetCurrentStatementStartTimestamp();
+	(void) dq_outbox_rotate(bridge->replay_window);
+	bridge->rotated_at = now;
 }
 
 long
 dq_bridge_round(DqBridge *bridge)
 {
-	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), ROUND_MS);
-	bool		more;
+	long		wait;
+	ListCell   *lc;
 
-	do
-	{
-		TimestampTz slice = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), SLICE_MS);
-
-		CHECK_FOR_INTERRUPTS();
-		MemoryContextReset(bridge->round);
-		MemoryContextSwitchTo(bridge->round);
-		if (dq_catalogs_changed(bridge))
-			dq_bridge_catalogs(bridge);
-		if (bridge->gone || bridge->shards == NIL)
-			return bridge->scan_interval;
-		dq_bridge_connect(bridge);
-		dq_link_messages(bridge);
-		dq_shards_enter(bridge);
-		more = dq_batches_prepare(bridge, slice);
-		if (dq_exchange_send(bridge))
-		{
-			/* Redis works while the next pages are read */
-			slice = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), SLICE_MS);
-			(void) dq_batches_prepare(bridge, slice);
-			dq_exchange_receive(bridge);
-			more = true;
-		}
-		publish_all(bridge);
-	} while (more && GetCurrentTimestamp() < deadline);
-
-	if (bridge->own_xact)
-		housekeeping(bridge);
-	return more ? 0 : time_to_wait(bridge);
+	MemoryContextReset(bridge->scratch);
+	MemoryContextSwitchTo(bridge->scratch);
+	if (dq_catalogs_changed(bridge))
+		dq_bridge_catalogs(bridge);
+	wait = bridge->scan_interval;
+	if (bridge->gone)
+		return wait;
+	foreach(lc, bridge->links)
+		wait = Min(wait, link_round(bridge, lfirst(lc)));
+	if (bridge->own_xact && bridge->links != NIL)
+		rotate(bridge);
+	return wait;
 }
 
+/* Of the first link; the others look at their scan interval. */
 pgsocket
 dq_bridge_socket(DqBridge *bridge)
 {
-	if (bridge->subscription == NULL || dq_redis_is_dead(bridge->subscription))
+	DqLink	   *link;
+
+	if (bridge->links == NIL)
 		return PGINVALID_SOCKET;
-	return dq_redis_socket(bridge->subscription);
+	link = linitial(bridge->links);
+	if (link->subscription == NULL || dq_redis_is_dead(link->subscription))
+		return PGINVALID_SOCKET;
+	return dq_redis_socket(link->subscription);
 }
 
 int64
 dq_bridge_next_due(DqBridge *bridge)
 {
 	int64		next = PG_INT64_MAX;
-	ListCell   *lc;
+	ListCell   *l,
+			   *s;
 
-	foreach(lc, bridge->shards)
+	foreach(l, bridge->links)
 	{
-		DqShard    *shard = lfirst(lc);
-
-		next = Min(next, shard->next_due);
+		foreach(s, ((DqLink *) lfirst(l))->shards)
+			next = Min(next, ((DqShard *) lfirst(s))->next_due);
 	}
 	return next;
 }

@@ -13,6 +13,7 @@
 #include "miscadmin.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
@@ -48,6 +49,29 @@ register_callbacks(void)
 	done = true;
 }
 
+static void
+begin(DqBridge *bridge)
+{
+	if (bridge->own_xact)
+	{
+		SetCurrentStatementStartTimestamp();
+		StartTransactionCommand();
+		PushActiveSnapshot(GetTransactionSnapshot());
+	}
+	MemoryContextSwitchTo(bridge->scratch);
+}
+
+static void
+end(DqBridge *bridge)
+{
+	if (bridge->own_xact)
+	{
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+	}
+	MemoryContextSwitchTo(bridge->scratch);
+}
+
 /*
  * Messages are taken at the start of a transaction, and there can be none unless
  * some transaction has ended.
@@ -61,9 +85,9 @@ dq_catalogs_changed(DqBridge *bridge)
 	completions = dq_completion_count();
 	if (!bridge->looked || completions != bridge->completions)
 	{
-		dq_bridge_begin(bridge);
+		begin(bridge);
 		AcceptInvalidationMessages();
-		dq_bridge_end(bridge);
+		end(bridge);
 		bridge->completions = completions;
 		if (!bridge->looked)
 			dirty = true;
@@ -73,11 +97,11 @@ dq_catalogs_changed(DqBridge *bridge)
 }
 
 static DqShard *
-find_shard(DqBridge *bridge, int32 no)
+find_shard(DqLink *link, int32 no)
 {
 	ListCell   *lc;
 
-	foreach(lc, bridge->shards)
+	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 
@@ -88,11 +112,11 @@ find_shard(DqBridge *bridge, int32 no)
 }
 
 DqShard *
-dq_shard_by_channel(DqBridge *bridge, const char *channel, size_t len)
+dq_shard_by_channel(DqLink *link, const char *channel, size_t len)
 {
 	ListCell   *lc;
 
-	foreach(lc, bridge->shards)
+	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 		const DqArg *key = &shard->keys.key[DQ_KEY_CHANNEL];
@@ -104,9 +128,9 @@ dq_shard_by_channel(DqBridge *bridge, const char *channel, size_t len)
 }
 
 static DqShard *
-make_shard(DqBridge *bridge, int32 no, const char *name)
+make_shard(DqLink *link, int32 no, const char *name)
 {
-	MemoryContext context = AllocSetContextCreate(bridge->context, "dq_bridge shard",
+	MemoryContext context = AllocSetContextCreate(link->context, "dq_bridge shard",
 												  ALLOCSET_SMALL_SIZES);
 	MemoryContext old = MemoryContextSwitchTo(context);
 	DqShard    *shard = palloc0(sizeof(DqShard));
@@ -122,10 +146,18 @@ make_shard(DqBridge *bridge, int32 no, const char *name)
 	if (!dq_stats_get(MyDatabaseId, no, &shard->stats))
 		memset(&shard->stats, 0, sizeof(shard->stats));
 	shard->stats.next_due = PG_INT64_MAX;
-	MemoryContextSwitchTo(bridge->context);
-	bridge->shards = lappend(bridge->shards, shard);
+	MemoryContextSwitchTo(link->context);
+	link->shards = lappend(link->shards, shard);
 	MemoryContextSwitchTo(old);
 	return shard;
+}
+
+static void
+drop_shard(DqLink *link, DqShard *shard)
+{
+	dq_batch_free(shard);
+	link->shards = list_delete_ptr(link->shards, shard);
+	MemoryContextDelete(shard->context);
 }
 
 static void
@@ -156,21 +188,21 @@ same_target(const DqTarget *a, const DqTarget *b)
 }
 
 static void
-set_target(DqBridge *bridge, const DqTarget *target)
+set_target(DqLink *link, const DqTarget *target)
 {
 	MemoryContext old;
 
-	if (bridge->target_context && same_target(&bridge->target, target))
+	if (link->target_context && same_target(&link->target, target))
 		return;
-	dq_bridge_reset(bridge);
-	if (bridge->target_context)
-		MemoryContextDelete(bridge->target_context);
-	bridge->target_context = AllocSetContextCreate(bridge->context, "dq_bridge target",
+	dq_link_reset(link);
+	if (link->target_context)
+		MemoryContextDelete(link->target_context);
+	link->target_context = AllocSetContextCreate(link->context, "dq_bridge target",
 												   ALLOCSET_SMALL_SIZES);
-	old = MemoryContextSwitchTo(bridge->target_context);
-	bridge->target = *target;
+	old = MemoryContextSwitchTo(link->target_context);
+	link->target = *target;
 #define KEEP(field) \
-	bridge->target.field = target->field ? pstrdup(target->field) : NULL
+	link->target.field = target->field ? pstrdup(target->field) : NULL
 	KEEP(server);
 	KEEP(host);
 	KEEP(socket);
@@ -189,118 +221,167 @@ is_drained(const DqShard *shard)
 		!shard->other_in_flight;
 }
 
-void
-dq_bridge_catalogs(DqBridge *bridge)
+static void
+set_source(DqLink *link, const DqSource *source)
 {
-	const DqSource *source;
-	DqServer   *server = NULL;
-	Oid			mapping_owner = InvalidOid;
-	bool		mapped = false;
-	List	   *queues;
 	ListCell   *lc;
+	bool		other = strcmp(link->source, source->id) != 0 || link->node != source->node;
 
-	dq_bridge_begin(bridge);
-	dirty = false;				/* a message from here on sets it again */
-	pauses_relid = dq_extension_relation("dq_pauses");
-	source_relid = dq_extension_relation("dq_source");
-
-	source = dq_source_get(true);
-	if (strcmp(bridge->source, source->id) != 0 || bridge->node != source->node)
-	{
-		strlcpy(bridge->source, source->id, sizeof(bridge->source));
-		bridge->node = source->node;
-		foreach(lc, bridge->shards)
-		{
-			DqShard    *shard = lfirst(lc);
-
-			shard->lease_elsewhere = false;
-			dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
-		}
-	}
-
-	foreach(lc, bridge->shards)
+	strlcpy(link->source, source->id, sizeof(link->source));
+	link->node = source->node;
+	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 
 		shard->seen_in_catalog = false;
+		if (other)
+		{
+			shard->lease_elsewhere = false;
+			dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+		}
 		/* dq_adopt may have changed whose it is */
 		if (shard->state == DQ_SHARD_NOT_OWNER)
 			shard->status_at = 0;
 	}
+}
 
-	queues = dq_queue_list(bridge->serverid);
-	foreach(lc, queues)
+static void
+set_server(DqLink *link, DqServer *server, const DqSource *source)
+{
+	MemoryContext caller = CurrentMemoryContext;
+
+	link->scan_interval = server->scan_interval;
+	if (link->server_name)
+		pfree(link->server_name);
+	link->server_name = MemoryContextStrdup(link->context, server->name);
+	if (link->source[0] == '\0')
+		set_source(link, source);
+	set_target(link, &server->target);
+	if (link->refusal)
+		pfree(link->refusal);
+	link->refusal = NULL;
+	/* a server that its owner's queues may not use is refused when it is used */
+	PG_TRY();
+	{
+		dq_server_check_usable(server);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(caller);
+		error = CopyErrorData();
+		FlushErrorState();
+		link->refusal = MemoryContextStrdup(link->context, error->message);
+	}
+	PG_END_TRY();
+}
+
+/* A shard lives in one link: that of its table owner's mapping. */
+static DqShard *
+place_shard(DqBridge *bridge, DqLink *link, int32 no, const char *name)
+{
+	DqShard    *shard = find_shard(link, no);
+	ListCell   *lc;
+
+	foreach(lc, bridge->links)
+	{
+		DqLink	   *other = lfirst(lc);
+		DqShard    *there = other != link ? find_shard(other, no) : NULL;
+
+		if (there)
+			drop_shard(other, there);
+	}
+	return shard ? shard : make_shard(link, no, name);
+}
+
+void
+dq_bridge_catalogs(DqBridge *bridge)
+{
+	const DqSource *source;
+	DqServer   *server;
+	ListCell   *lc,
+			   *l;
+
+	begin(bridge);
+	dirty = false;				/* a message from here on sets it again */
+	pauses_relid = dq_extension_relation("dq_pauses");
+	source_relid = dq_extension_relation("dq_source");
+	source = dq_source_get(true);
+	foreach(l, bridge->links)
+		set_source(lfirst(l), source);
+
+	server = dq_server_get(bridge->serverid, GetUserId(), true);
+	bridge->gone = server == NULL;
+	if (bridge->gone)
+	{
+		end(bridge);
+		return;
+	}
+	bridge->scan_interval = server->scan_interval;
+	bridge->replay_window = server->replay_window;
+
+	foreach(lc, dq_queue_list(bridge->serverid))
 	{
 		DqQueue    *queue = dq_queue_get_noerror(lfirst_oid(lc));
+		DqLink	   *link;
 		bool		paused;
 		int			i;
 
 		if (queue == NULL)
 			continue;
-		/* one connection for all: of the first owner who has a mapping */
-		if (!OidIsValid(mapping_owner) || !mapped)
-		{
-			DqServer   *owners = dq_server_get(bridge->serverid, queue->owner, true);
-
-			mapping_owner = queue->owner;
-			mapped = owners && OidIsValid(owners->target.umid);
-		}
+		server = dq_server_get(bridge->serverid, queue->owner, true);
+		if (server == NULL)
+			continue;
+		link = dq_bridge_link(bridge, server->target.umid);
+		set_server(link, server, source);
 		dq_shards_resolve(queue);
 		paused = dq_queue_is_paused(queue);
 		for (i = 0; i < queue->nshards; i++)
-		{
-			DqShard    *shard = find_shard(bridge, queue->shard_no[i]);
-
-			if (shard == NULL)
-			{
-				char	   *name = dq_shard_name(queue->name, queue->nshards, i);
-
-				shard = make_shard(bridge, queue->shard_no[i], name);
-			}
-			define_shard(shard, queue, paused);
-		}
+			define_shard(place_shard(bridge, link, queue->shard_no[i],
+									 dq_shard_name(queue->name, queue->nshards, i)),
+						 queue, paused);
 	}
 
 	/* shards without a table: what was committed for them is still sent */
 	foreach(lc, dq_shards_list(bridge->serverid))
 	{
 		DqShardRow *row = lfirst(lc);
-		DqShard    *shard = find_shard(bridge, row->no);
+		DqShard    *shard = NULL;
+		int64		rows;
+		TimestampTz oldest;
 
-		if (shard == NULL)
+		foreach(l, bridge->links)
+			if ((shard = find_shard(lfirst(l), row->no)) != NULL)
+				break;
+		if (shard)
 		{
-			shard = make_shard(bridge, row->no, row->name);
-			shard->index = row->index;
+			if (!shard->seen_in_catalog)
+				shard->relid = InvalidOid;
+			continue;
 		}
-		if (!shard->seen_in_catalog)
-			shard->relid = InvalidOid;
+		dq_outbox_backlog(row->no, &rows, &oldest);
+		if (rows == 0)
+			continue;
+		if (bridge->links == NIL)
+			set_server(dq_bridge_link(bridge, server->target.umid), server, source);
+		shard = make_shard(linitial(bridge->links), row->no, row->name);
+		shard->index = row->index;
 	}
+	end(bridge);
 
-	server = dq_server_get(bridge->serverid,
-						   OidIsValid(mapping_owner) ? mapping_owner : GetUserId(), true);
-	bridge->gone = server == NULL;
-	if (server)
+	foreach(l, bridge->links)
 	{
-		dq_server_check_usable(server);
-		bridge->scan_interval = server->scan_interval;
-		bridge->replay_window = server->replay_window;
-		if (bridge->server_name)
-			pfree(bridge->server_name);
-		bridge->server_name = MemoryContextStrdup(bridge->context, server->name);
-		set_target(bridge, &server->target);
-	}
-	dq_bridge_end(bridge);
+		DqLink	   *link = lfirst(l);
+		List	   *shards = list_copy(link->shards);
 
-	foreach(lc, bridge->shards)
-	{
-		DqShard    *shard = lfirst(lc);
-
-		if (!OidIsValid(shard->relid) && !shard->seen_in_catalog && is_drained(shard))
+		foreach(lc, shards)
 		{
-			dq_batch_free(shard);
-			bridge->shards = foreach_delete_current(bridge->shards, lc);
-			MemoryContextDelete(shard->context);
+			DqShard    *shard = lfirst(lc);
+
+			if (!OidIsValid(shard->relid) && !shard->seen_in_catalog && is_drained(shard))
+				drop_shard(link, shard);
 		}
+		link->subscribed = false;
 	}
-	bridge->subscribed = false;
 }

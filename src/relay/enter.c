@@ -2,7 +2,7 @@
  * enter.c
  *	  Coming to a shard: look at its fence, decide whether this server may go on
  *	  from it (PO 5a), open a session (PO 7). Also the way back after a refusal.
- *	  Called by bridge.c before anything else is sent.
+ *	  Called by round.c before anything else is sent.
  */
 #include "postgres.h"
 
@@ -113,7 +113,7 @@ dq_writer_is_ours(const char *stamp, XLogRecPtr now)
 /* ---- not ours ---- */
 
 static void
-not_owner(DqBridge *bridge, DqShard *shard, const char *why)
+not_owner(DqLink *link, DqShard *shard, const char *why)
 {
 	bool		news = shard->state != DQ_SHARD_NOT_OWNER ||
 		shard->blame == NULL || strcmp(shard->blame, why) != 0;
@@ -128,12 +128,12 @@ not_owner(DqBridge *bridge, DqShard *shard, const char *why)
 	shard->stats.last_error_at = GetCurrentTimestamp();
 	ereport(LOG,
 			(errmsg("dq_bridge: shard \"%s\" of server \"%s\" is not this database's: %s",
-					shard->name, bridge->server_name, why),
+					shard->name, link->server_name, why),
 			 errhint("dq_adopt() makes this database the owner.")));
 }
 
 static bool
-wants_look(DqBridge *bridge, DqShard *shard, TimestampTz now)
+wants_look(DqLink *link, DqShard *shard, TimestampTz now)
 {
 	if (shard->blocked_until > now)
 		return false;
@@ -143,7 +143,7 @@ wants_look(DqBridge *bridge, DqShard *shard, TimestampTz now)
 		case DQ_SHARD_RESYNC:
 			return true;
 		case DQ_SHARD_NOT_OWNER:
-			return TimestampDifferenceExceeds(shard->status_at, now, bridge->scan_interval);
+			return TimestampDifferenceExceeds(shard->status_at, now, link->scan_interval);
 		default:
 			return false;
 	}
@@ -151,13 +151,13 @@ wants_look(DqBridge *bridge, DqShard *shard, TimestampTz now)
 
 /* true: enter it */
 static bool
-judge(DqBridge *bridge, DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
+judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
 {
 	XLogRecPtr	now = GetXLogInsertRecPtr();
 
 	if (!dq_writer_is_ours(record->writer, now))
 	{
-		not_owner(bridge, shard, psprintf("its fence was written by another branch of this database's history (%s)",
+		not_owner(link, shard, psprintf("its fence was written by another branch of this database's history (%s)",
 										  record->writer));
 		return false;
 	}
@@ -166,7 +166,7 @@ judge(DqBridge *bridge, DqShard *shard, const DqFence *fence, const DqFenceRecor
 		/* same session and nothing lost: go on from where the fence is */
 		if (strcmp(fence->session, shard->session) == 0 &&
 			fence->version >= shard->floor &&
-			(shard->producer || strcmp(record->owner_source, bridge->source) == 0))
+			(shard->producer || strcmp(record->owner_source, link->source) == 0))
 		{
 			dq_shard_adopt_fence(shard, fence, record);
 			shard->state = (fence->open || shard->producer) ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
@@ -178,9 +178,9 @@ judge(DqBridge *bridge, DqShard *shard, const DqFence *fence, const DqFenceRecor
 	}
 	if (shard->producer)
 		return true;
-	if (record->owner_source[0] != '\0' && strcmp(record->owner_source, bridge->source) != 0)
+	if (record->owner_source[0] != '\0' && strcmp(record->owner_source, link->source) != 0)
 	{
-		not_owner(bridge, shard,
+		not_owner(link, shard,
 				  psprintf("owner is source %s on host %s, database %s",
 						   record->owner_source, record->owner_host, record->owner_database));
 		return false;
@@ -200,7 +200,7 @@ judge(DqBridge *bridge, DqShard *shard, const DqFence *fence, const DqFenceRecor
 			shard->lease_elsewhere = true;
 		if (alive || shard->lease_elsewhere)
 		{
-			not_owner(bridge, shard,
+			not_owner(link, shard,
 					  psprintf("the same database runs on host %s as well", record->owner_host));
 			return false;
 		}
@@ -213,22 +213,22 @@ judge(DqBridge *bridge, DqShard *shard, const DqFence *fence, const DqFenceRecor
  * round trips for any number of shards.
  */
 void
-dq_shards_enter(DqBridge *bridge)
+dq_shards_enter(DqLink *link)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	List	   *looking = NIL;
 	List	   *entering = NIL;
-	MemoryContext old = MemoryContextSwitchTo(bridge->round);
+	MemoryContext old = MemoryContextSwitchTo(link->round);
 	const char *database = NULL;
 	ListCell   *lc;
 
-	foreach(lc, bridge->shards)
+	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 
-		if (!wants_look(bridge, shard, now))
+		if (!wants_look(link, shard, now))
 			continue;
-		dq_op_status_send(bridge->redis, &shard->keys, bridge->source, NULL, 0, dq_now_ms());
+		dq_op_status_send(link->redis, &shard->keys, link->source, NULL, 0, dq_now_ms());
 		shard->status_at = now;
 		looking = lappend(looking, shard);
 	}
@@ -239,19 +239,19 @@ dq_shards_enter(DqBridge *bridge)
 		DqFenceRecord record;
 		DqReply    *error;
 
-		dq_op_status_result(bridge->redis, &fence, &record, &error);
+		dq_op_status_result(link->redis, &fence, &record, &error);
 		if (error)
 		{
 			if (!dq_reply_is_noscript(error))
-				dq_shard_note_error(bridge, shard,
+				dq_shard_note_error(link, shard,
 									pnstrdup(error->str, Min(error->len, DQ_ERROR_LEN - 1)),
 									dq_reply_is_transient(error));
 			continue;
 		}
-		dq_shard_note_numbers(bridge, shard, &record);
+		dq_shard_note_numbers(link, shard, &record);
 		shard->next_due = fence.next_due;
 		shard->stats.next_due = fence.next_due;
-		if (judge(bridge, shard, &fence, &record))
+		if (judge(link, shard, &fence, &record))
 		{
 			shard->floor = fence.version;
 			dq_shard_adopt_fence(shard, &fence, &record);
@@ -261,11 +261,11 @@ dq_shards_enter(DqBridge *bridge)
 
 	if (entering != NIL)
 	{
-		dq_bridge_begin(bridge);
-		MemoryContextSwitchTo(bridge->round);
+		dq_link_begin(link);
+		MemoryContextSwitchTo(link->round);
 		database = get_database_name(MyDatabaseId);
-		dq_bridge_end(bridge);
-		MemoryContextSwitchTo(bridge->round);
+		dq_link_end(link);
+		MemoryContextSwitchTo(link->round);
 	}
 	foreach(lc, entering)
 	{
@@ -274,16 +274,16 @@ dq_shards_enter(DqBridge *bridge)
 
 		memset(&args, 0, sizeof(args));
 		dq_new_token(shard->session);
-		args.source = bridge->source;
+		args.source = link->source;
 		args.session = shard->session;
 		args.place = dq_place();
 		args.host = dq_host_name();
 		args.database = database ? database : "";
-		args.lease = Max(10000, 5 * (int64) bridge->scan_interval);
-		args.node = bridge->node;
+		args.lease = Max(10000, 5 * (int64) link->scan_interval);
+		args.node = link->node;
 		args.producer = shard->producer;
 		args.expect_version = shard->floor;
-		dq_op_enter_send(bridge->redis, &shard->keys, &args);
+		dq_op_enter_send(link->redis, &shard->keys, &args);
 	}
 	foreach(lc, entering)
 	{
@@ -292,11 +292,11 @@ dq_shards_enter(DqBridge *bridge)
 		char	   *blame;
 		DqReply    *error;
 
-		dq_op_enter_result(bridge->redis, &fence, &blame, &error);
+		dq_op_enter_result(link->redis, &fence, &blame, &error);
 		if (error)
 		{
 			if (!dq_reply_is_noscript(error))
-				dq_shard_note_error(bridge, shard,
+				dq_shard_note_error(link, shard,
 									pnstrdup(error->str, Min(error->len, DQ_ERROR_LEN - 1)),
 									dq_reply_is_transient(error));
 			continue;
@@ -313,12 +313,12 @@ dq_shards_enter(DqBridge *bridge)
 				shard->blocked_until = 0;
 				break;
 			case DQ_OWNER:
-				not_owner(bridge, shard, psprintf("owner is source %s", blame));
+				not_owner(link, shard, psprintf("owner is source %s", blame));
 				break;
 			case DQ_NODE:
-				dq_shard_note_error(bridge, shard,
+				dq_shard_note_error(link, shard,
 									psprintf("node number %d is in use by source %s; set dq_bridge.node_id to another",
-											 bridge->node, blame), false);
+											 link->node, blame), false);
 				break;
 			default:
 				break;			/* somebody was faster: look again */

@@ -1,7 +1,7 @@
 /*
  * exchange.c
  *	  What a round sends over the one connection, pipelined over shards, and what
- *	  the replies mean. Called by bridge.c.
+ *	  the replies mean. Called by round.c.
  */
 #include "postgres.h"
 
@@ -16,21 +16,21 @@
 #define TRANSFER_PAGE 256
 
 static int64
-lease_ms(const DqBridge *bridge)
+lease_ms(const DqLink *link)
 {
-	return Max(10000, 5 * (int64) bridge->scan_interval);
+	return Max(10000, 5 * (int64) link->scan_interval);
 }
 
 /* ---- errors of one shard ---- */
 
 void
-dq_shard_note_error(DqBridge *bridge, DqShard *shard, const char *message, bool transient)
+dq_shard_note_error(DqLink *link, DqShard *shard, const char *message, bool transient)
 {
 	int			wait;
 	bool		news = strcmp(shard->stats.last_error, message) != 0 || shard->failures == 0;
 
 	shard->failures++;
-	wait = Min(100 << Min(shard->failures - 1, 10), Max(bridge->scan_interval, 1000));
+	wait = Min(100 << Min(shard->failures - 1, 10), Max(link->scan_interval, 1000));
 	shard->blocked_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), wait);
 	shard->parked = !transient;
 	strlcpy(shard->stats.last_error, message, DQ_ERROR_LEN);
@@ -39,7 +39,7 @@ dq_shard_note_error(DqBridge *bridge, DqShard *shard, const char *message, bool 
 	if (news)
 		ereport(LOG,
 				(errmsg("dq_bridge: shard \"%s\" of server \"%s\" waits: %s",
-						shard->name, bridge->server_name, message)));
+						shard->name, link->server_name, message)));
 }
 
 /*
@@ -47,14 +47,14 @@ dq_shard_note_error(DqBridge *bridge, DqShard *shard, const char *message, bool 
  * proto-max-bulk-len) must not take the other shards along again and again.
  */
 void
-dq_shard_park_page(DqBridge *bridge, DqShard *shard, const char *message)
+dq_shard_park_page(DqLink *link, DqShard *shard, const char *message)
 {
-	dq_shard_note_error(bridge, shard, message, false);
+	dq_shard_note_error(link, shard, message, false);
 	shard->blocked_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), 60000);
 }
 
 static void
-note_reply_error(DqBridge *bridge, DqShard *shard, DqReply *error)
+note_reply_error(DqLink *link, DqShard *shard, DqReply *error)
 {
 	char	   *message;
 
@@ -62,14 +62,14 @@ note_reply_error(DqBridge *bridge, DqShard *shard, DqReply *error)
 		return;					/* sent again with its text */
 	/* a replica now, or going away: another connection may find the master */
 	if (dq_reply_sqlstate(error) == ERRCODE_READ_ONLY_SQL_TRANSACTION)
-		dq_reply_report(ERROR, bridge->redis, error, NULL, shard->name);
+		dq_reply_report(ERROR, link->redis, error, NULL, shard->name);
 	message = pnstrdup(error->str, Min(error->len, DQ_ERROR_LEN - 1));
 	if (strncmp(message, "ERR Protocol error", 18) == 0)
 	{
-		dq_shard_park_page(bridge, shard, message);
+		dq_shard_park_page(link, shard, message);
 		return;
 	}
-	dq_shard_note_error(bridge, shard, message, dq_reply_is_transient(error));
+	dq_shard_note_error(link, shard, message, dq_reply_is_transient(error));
 }
 
 static void
@@ -89,7 +89,7 @@ note_success(DqShard *shard)
  * session that is not ours any more, makes us come anew. true: go on.
  */
 static bool
-note_fence(DqBridge *bridge, DqShard *shard, const DqFence *fence)
+note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
 {
 	if (shard->state != DQ_SHARD_OPEN && shard->state != DQ_SHARD_FROZEN)
 		return false;			/* forgotten meanwhile: looked at anew */
@@ -128,9 +128,9 @@ note_fence(DqBridge *bridge, DqShard *shard, const DqFence *fence)
 /* ---- sending ---- */
 
 static DqRequest *
-add_request(DqBridge *bridge, DqRequestKind kind, DqShard *shard)
+add_request(DqLink *link, DqRequestKind kind, DqShard *shard)
 {
-	DqRequest  *request = &bridge->requests[bridge->nrequests++];
+	DqRequest  *request = &link->requests[link->nrequests++];
 
 	request->kind = kind;
 	request->shard = shard;
@@ -141,26 +141,26 @@ add_request(DqBridge *bridge, DqRequestKind kind, DqShard *shard)
 }
 
 static void
-send_page(DqBridge *bridge, DqShard *shard)
+send_page(DqLink *link, DqShard *shard)
 {
 	DqCut	   *cut = shard->prepared;
 	DqApplyHeader header;
-	MemoryContext old = MemoryContextSwitchTo(bridge->round);
+	MemoryContext old = MemoryContextSwitchTo(link->round);
 
 	memset(&header, 0, sizeof(header));
 	header.session = shard->session;
 	header.floor = shard->floor;
-	header.source = bridge->source;
+	header.source = link->source;
 	header.expect = shard->sent_position;
 	header.position = cut->position;
-	header.writer = bridge->writer;
+	header.writer = link->writer;
 	header.cur = cut->first ? dq_snapshot_out(shard->batch->cur) : NULL;
 	header.done = cut->done;
 	header.old = cut->done ? dq_batch_old(shard) : NULL;
 	header.index = shard->index;
-	dq_op_apply_send(bridge->redis, &shard->keys, cut->page, &header);
+	dq_op_apply_send(link->redis, &shard->keys, cut->page, &header);
 	MemoryContextSwitchTo(old);
-	add_request(bridge, DQ_REQ_APPLY, shard)->cut = cut;
+	add_request(link, DQ_REQ_APPLY, shard)->cut = cut;
 	strlcpy(shard->sent_position, cut->position, sizeof(shard->sent_position));
 	shard->batch->started = true;
 	shard->prepared = NULL;
@@ -168,9 +168,9 @@ send_page(DqBridge *bridge, DqShard *shard)
 }
 
 static bool
-is_due(const DqBridge *bridge, const DqShard *shard, int64 now_ms)
+is_due(const DqLink *link, const DqShard *shard, int64 now_ms)
 {
-	return !bridge->no_transfer && shard->state == DQ_SHARD_OPEN && !shard->producer && !shard->paused &&
+	return !link->no_transfer && shard->state == DQ_SHARD_OPEN && !shard->producer && !shard->paused &&
 		OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
 		!shard->transfer_in_flight &&
 		(shard->transfer_more || shard->next_due <= now_ms);
@@ -178,83 +178,83 @@ is_due(const DqBridge *bridge, const DqShard *shard, int64 now_ms)
 
 /* One page, one transfer, one look per shard and call: fair over shards. */
 bool
-dq_exchange_send(DqBridge *bridge)
+dq_exchange_send(DqLink *link)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	int64		now_ms = dq_now_ms();
 	bool		sent = false;
 	ListCell   *lc;
 
-	foreach(lc, bridge->shards)
+	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 
-		if (bridge->nrequests + 3 > DQ_MAX_REQUESTS)
+		if (link->nrequests + 3 > DQ_MAX_REQUESTS)
 			break;
 		if (shard->state != DQ_SHARD_OPEN && shard->state != DQ_SHARD_FROZEN)
 			continue;
 		if (shard->blocked_until > now || shard->broken)
 			continue;
 
-		if (is_due(bridge, shard, now_ms))
+		if (is_due(link, shard, now_ms))
 		{
-			dq_op_transfer_send(bridge->redis, &shard->keys, shard->session,
-								shard->floor, bridge->source, now_ms, TRANSFER_PAGE);
-			add_request(bridge, DQ_REQ_TRANSFER, shard);
+			dq_op_transfer_send(link->redis, &shard->keys, shard->session,
+								shard->floor, link->source, now_ms, TRANSFER_PAGE);
+			add_request(link, DQ_REQ_TRANSFER, shard);
 			shard->transfer_in_flight = true;
 			sent = true;
 		}
 		if (shard->prepared)
 		{
-			send_page(bridge, shard);
+			send_page(link, shard);
 			sent = true;
 		}
 		if (shard->state == DQ_SHARD_FROZEN && shard->want_thaw &&
 			shard->pages_in_flight == 0 && !shard->other_in_flight)
 		{
-			dq_op_thaw_send(bridge->redis, &shard->keys, shard->session, shard->floor,
-							bridge->source);
-			add_request(bridge, DQ_REQ_THAW, shard);
+			dq_op_thaw_send(link->redis, &shard->keys, shard->session, shard->floor,
+							link->source);
+			add_request(link, DQ_REQ_THAW, shard);
 			shard->other_in_flight = true;
 			sent = true;
 		}
 		else if (!shard->other_in_flight &&
-				 TimestampDifferenceExceeds(shard->status_at, now, bridge->scan_interval))
+				 TimestampDifferenceExceeds(shard->status_at, now, link->scan_interval))
 		{
 			/* the safety sweep: numbers, next due instant, lease */
-			dq_op_status_send(bridge->redis, &shard->keys, bridge->source,
-							  shard->producer ? "" : shard->session, lease_ms(bridge), now_ms);
-			add_request(bridge, DQ_REQ_STATUS, shard);
+			dq_op_status_send(link->redis, &shard->keys, link->source,
+							  shard->producer ? "" : shard->session, lease_ms(link), now_ms);
+			add_request(link, DQ_REQ_STATUS, shard);
 			shard->other_in_flight = true;
 			shard->status_at = now;
 			sent = true;
 		}
 	}
 	if (sent)
-		dq_redis_flush(bridge->redis);
+		dq_redis_flush(link->redis);
 	return sent;
 }
 
 /* ---- receiving ---- */
 
 static void
-receive_apply(DqBridge *bridge, DqRequest *request)
+receive_apply(DqLink *link, DqRequest *request)
 {
 	DqShard    *shard = request->shard;
 	DqCut	   *cut = request->cut;
 	DqApplyResult result;
 	DqReply    *error;
 
-	dq_op_apply_result(bridge->redis, &result, &error);
+	dq_op_apply_result(link->redis, &result, &error);
 	request->taken = true;
 	shard->pages_in_flight--;
 	if (error)
 	{
 		/* PO 4: what is in flight behind it is refused by its predecessor */
 		shard->broken = true;
-		note_reply_error(bridge, shard, error);
+		note_reply_error(link, shard, error);
 	}
-	else if (note_fence(bridge, shard, &result.fence) && !shard->broken &&
+	else if (note_fence(link, shard, &result.fence) && !shard->broken &&
 			 shard->batch != NULL && strcmp(result.fence.position, cut->position) == 0)
 	{
 		strlcpy(shard->position, cut->position, sizeof(shard->position));
@@ -272,23 +272,23 @@ receive_apply(DqBridge *bridge, DqRequest *request)
 }
 
 static void
-receive_transfer(DqBridge *bridge, DqRequest *request)
+receive_transfer(DqLink *link, DqRequest *request)
 {
 	DqShard    *shard = request->shard;
 	DqTransferResult result;
 	DqReply    *error;
 
-	dq_op_transfer_result(bridge->redis, &result, &error);
+	dq_op_transfer_result(link->redis, &result, &error);
 	shard->transfer_in_flight = false;
 	shard->transfer_more = false;
 	if (error)
 	{
-		note_reply_error(bridge, shard, error);
+		note_reply_error(link, shard, error);
 		if (dq_reply_is_noscript(error))
 			shard->transfer_more = true;
 		return;
 	}
-	if (!note_fence(bridge, shard, &result.fence))
+	if (!note_fence(link, shard, &result.fence))
 		return;
 	shard->transfer_more = result.more;
 	shard->stats.transferred += result.moved;
@@ -308,7 +308,7 @@ receive_transfer(DqBridge *bridge, DqRequest *request)
 }
 
 void
-dq_shard_note_numbers(DqBridge *bridge, DqShard *shard, const DqFenceRecord *record)
+dq_shard_note_numbers(DqLink *link, DqShard *shard, const DqFenceRecord *record)
 {
 	DqShardStats *s = &shard->stats;
 	TimestampTz now = GetCurrentTimestamp();
@@ -325,8 +325,8 @@ dq_shard_note_numbers(DqBridge *bridge, DqShard *shard, const DqFenceRecord *rec
 	strlcpy(s->owner_host, record->owner_host, sizeof(s->owner_host));
 	s->lease_until = record->lease_until;
 	s->warnings[0] = '\0';
-	if (bridge->server_warnings)
-		strlcpy(s->warnings, bridge->server_warnings, sizeof(s->warnings));
+	if (link->server_warnings)
+		strlcpy(s->warnings, link->server_warnings, sizeof(s->warnings));
 	if (s->clock_skew_us > USECS_PER_SEC || s->clock_skew_us < -USECS_PER_SEC)
 	{
 		size_t		len = strlen(s->warnings);
@@ -338,44 +338,44 @@ dq_shard_note_numbers(DqBridge *bridge, DqShard *shard, const DqFenceRecord *rec
 }
 
 static void
-receive_status(DqBridge *bridge, DqRequest *request)
+receive_status(DqLink *link, DqRequest *request)
 {
 	DqShard    *shard = request->shard;
 	DqFence		fence;
 	DqFenceRecord record;
 	DqReply    *error;
 
-	dq_op_status_result(bridge->redis, &fence, &record, &error);
+	dq_op_status_result(link->redis, &fence, &record, &error);
 	shard->other_in_flight = false;
 	if (error)
 	{
-		note_reply_error(bridge, shard, error);
+		note_reply_error(link, shard, error);
 		return;
 	}
-	dq_shard_note_numbers(bridge, shard, &record);
-	if (!note_fence(bridge, shard, &fence))
+	dq_shard_note_numbers(link, shard, &record);
+	if (!note_fence(link, shard, &fence))
 		return;
 	/* PO 5a holds for an idle reply as well: who wrote the fence last? */
 	if (shard->pages_in_flight == 0 && !shard->broken &&
 		strcmp(fence.position, shard->position) != 0)
 		dq_shard_forget(shard, DQ_SHARD_RESYNC);
 	else if (!shard->producer &&
-			 strcmp(record.owner_source, bridge->source) != 0)
+			 strcmp(record.owner_source, link->source) != 0)
 		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
 }
 
 static void
-receive_thaw(DqBridge *bridge, DqRequest *request)
+receive_thaw(DqLink *link, DqRequest *request)
 {
 	DqShard    *shard = request->shard;
 	DqFence		fence;
 	DqReply    *error;
 
-	dq_op_thaw_result(bridge->redis, &fence, &error);
+	dq_op_thaw_result(link->redis, &fence, &error);
 	shard->other_in_flight = false;
 	if (error)
-		note_reply_error(bridge, shard, error);
-	else if (note_fence(bridge, shard, &fence))
+		note_reply_error(link, shard, error);
+	else if (note_fence(link, shard, &fence))
 	{
 		shard->state = DQ_SHARD_OPEN;
 		shard->want_thaw = false;
@@ -385,37 +385,37 @@ receive_thaw(DqBridge *bridge, DqRequest *request)
 
 /* All that is in flight. A shard whose page was refused looks where its fence is. */
 void
-dq_exchange_receive(DqBridge *bridge)
+dq_exchange_receive(DqLink *link)
 {
-	int			n = bridge->nrequests;
+	int			n = link->nrequests;
 	int			i;
 	ListCell   *lc;
 
 	for (i = 0; i < n; i++)
 	{
-		DqRequest  *request = &bridge->requests[i];
-		MemoryContext old = MemoryContextSwitchTo(bridge->round);
+		DqRequest  *request = &link->requests[i];
+		MemoryContext old = MemoryContextSwitchTo(link->round);
 
 		switch (request->kind)
 		{
 			case DQ_REQ_APPLY:
-				receive_apply(bridge, request);
+				receive_apply(link, request);
 				break;
 			case DQ_REQ_TRANSFER:
-				receive_transfer(bridge, request);
+				receive_transfer(link, request);
 				break;
 			case DQ_REQ_STATUS:
-				receive_status(bridge, request);
+				receive_status(link, request);
 				break;
 			case DQ_REQ_THAW:
-				receive_thaw(bridge, request);
+				receive_thaw(link, request);
 				break;
 		}
 		MemoryContextSwitchTo(old);
 	}
-	bridge->nrequests = 0;
+	link->nrequests = 0;
 
-	foreach(lc, bridge->shards)
+	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 

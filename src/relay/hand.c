@@ -16,9 +16,11 @@
 static bool
 is_settled(DqBridge *bridge)
 {
-	ListCell   *lc;
+	ListCell   *l,
+			   *lc;
 
-	foreach(lc, bridge->shards)
+	foreach(l, bridge->links)
+		foreach(lc, ((DqLink *) lfirst(l))->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 

@@ -2,9 +2,10 @@
  * relay_private.h
  *	  What the files of the relay room share: a shard as this process knows it.
  *
- *	  bridge.c	 the server: the round, what is published
+ *	  bridge.c	 a server: its links, one for each user mapping
  *	  catalogs.c which shards there are
- *	  link.c	 the connections to Redis
+ *	  round.c	 a link: the round, what is published
+ *	  connections.c the connections of a link
  *	  enter.c	 coming to a shard: may we, with which session (PO 5, PO 7)
  *	  batch.c	 which rows, in which order, in which pages (PO 1 to 3)
  *	  exchange.c what is sent and what the replies mean (PO 4, PO 6)
@@ -143,7 +144,7 @@ typedef struct DqRequest
 
 #define DQ_MAX_REQUESTS 256
 
-struct DqBridge
+typedef struct DqLink
 {
 	MemoryContext context;
 	MemoryContext round;		/* reset each round */
@@ -151,14 +152,14 @@ struct DqBridge
 	char	   *server_name;
 	bool		own_xact;		/* a worker's: opens its own transactions */
 	bool		no_transfer;	/* by hand: only relay */
-	bool		gone;
-	uint64		completions;	/* xactCompletionCount when the catalogs were looked at */
-	bool		looked;
+	Oid			umid;			/* the user mapping, InvalidOid: no credentials */
+	TimestampTz blocked_until;	/* after an error, when there are other links */
+	int			failures;
+	char	   *refusal;		/* why these credentials may not be used */
 	TimestampTz subscribe_at;	/* not before */
 	DqTarget	target;			/* copied into context */
 	MemoryContext target_context;
 	int			scan_interval;
-	int64		replay_window;
 	DqRedis    *redis;
 	DqRedis    *subscription;	/* workers only */
 	bool		subscribed;
@@ -169,27 +170,49 @@ struct DqBridge
 	char	   *writer;			/* stamp of pages (PO 5) */
 	DqRequest	requests[DQ_MAX_REQUESTS];
 	int			nrequests;
-	TimestampTz rotated_at;
 	char	   *server_warnings;
+} DqLink;
+
+struct DqBridge
+{
+	MemoryContext context;
+	MemoryContext scratch;		/* reset each round */
+	Oid			serverid;
+	bool		own_xact;
+	bool		no_transfer;
+	bool		gone;
+	uint64		completions;	/* xactCompletionCount when the catalogs were looked at */
+	bool		looked;
+	int			scan_interval;
+	int64		replay_window;
+	TimestampTz rotated_at;
+	List	   *links;			/* of DqLink */
 };
 
+
 /* bridge.c */
-extern void dq_bridge_publish(DqBridge *bridge, DqShard *shard);
-extern void dq_bridge_begin(DqBridge *bridge);	/* transaction, if own_xact */
-extern void dq_bridge_end(DqBridge *bridge);
+extern DqLink *dq_bridge_link(DqBridge *bridge, Oid umid);	/* found or made */
+
+/* round.c */
+extern long dq_link_round(DqLink *link);
+extern void dq_link_reset(DqLink *link);
+extern void dq_link_mark_down(DqLink *link, const char *message);
+extern void dq_link_publish(DqLink *link, DqShard *shard);
+extern void dq_link_begin(DqLink *link);	/* transaction, if own_xact */
+extern void dq_link_end(DqLink *link);
 
 /* catalogs.c */
 extern void dq_bridge_catalogs(DqBridge *bridge);
 extern bool dq_catalogs_changed(DqBridge *bridge);
-extern DqShard *dq_shard_by_channel(DqBridge *bridge, const char *channel, size_t len);
+extern DqShard *dq_shard_by_channel(DqLink *link, const char *channel, size_t len);
 
-/* link.c */
-extern void dq_bridge_connect(DqBridge *bridge);
-extern void dq_link_close(DqBridge *bridge);
-extern void dq_link_messages(DqBridge *bridge);
+/* connections.c */
+extern void dq_link_connect(DqLink *link);
+extern void dq_link_close(DqLink *link);
+extern void dq_link_messages(DqLink *link);
 
 /* enter.c */
-extern void dq_shards_enter(DqBridge *bridge);
+extern void dq_shards_enter(DqLink *link);
 extern void dq_shard_forget(DqShard *shard, DqShardState state);
 extern void dq_shard_adopt_fence(DqShard *shard, const DqFence *fence,
 								 const DqFenceRecord *record);
@@ -205,16 +228,16 @@ extern char *dq_batch_old(DqShard *shard);
 /* Look for new rows and cut the next page of each shard that has some. true if
  * there is more to do at once. */
 extern uint64 dq_completion_count(void);
-extern bool dq_batches_prepare(DqBridge *bridge, TimestampTz deadline);
+extern bool dq_batches_prepare(DqLink *link, TimestampTz deadline);
 
 /* exchange.c */
-extern bool dq_exchange_send(DqBridge *bridge);	/* true if anything was sent */
-extern void dq_exchange_receive(DqBridge *bridge);
-extern void dq_shard_note_error(DqBridge *bridge, DqShard *shard, const char *message,
+extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */
+extern void dq_exchange_receive(DqLink *link);
+extern void dq_shard_note_error(DqLink *link, DqShard *shard, const char *message,
 								bool transient);
 /* its page breaks the connection: out of the way for a minute */
-extern void dq_shard_park_page(DqBridge *bridge, DqShard *shard, const char *message);
-extern void dq_shard_note_numbers(DqBridge *bridge, DqShard *shard,
+extern void dq_shard_park_page(DqLink *link, DqShard *shard, const char *message);
+extern void dq_shard_note_numbers(DqLink *link, DqShard *shard,
 								  const DqFenceRecord *record);
 
 #endif							/* DQ_RELAY_PRIVATE_H */

@@ -85,6 +85,9 @@ check_reasons(void)
 {
 	TimestampTz now;
 
+	/* pg_cancel_backend ends a round; between two there is nothing to cancel */
+	if (!in_round)
+		QueryCancelPending = false;
 	CHECK_FOR_INTERRUPTS();
 
 	now = GetCurrentTimestamp();

@@ -53,6 +53,7 @@ static List *children = NIL;	/* of Child, in launcher_context */
 static List *seen = NIL;		/* Oids of databases that were poked once */
 static TimestampTz wake_at;
 static bool out_of_slots;
+static TimestampTz short_at = 0;	/* when there was no slot last */
 static TimestampTz complained_at = 0;
 static TimestampTz absent_since = 0;
 
@@ -63,9 +64,11 @@ wake_by(TimestampTz when)
 		wake_at = when;
 }
 
-static void
+/* True: one has ended, so a worker slot is free. */
+static bool
 reap_children(void)
 {
+	bool		any = false;
 	ListCell   *lc;
 
 	foreach(lc, children)
@@ -78,8 +81,25 @@ reap_children(void)
 			pfree(child->handle);
 			pfree(child);
 			children = foreach_delete_current(children, lc);
+			any = true;
 		}
 	}
+	return any;
+}
+
+/* How many looks are on: they last for milliseconds. */
+static int
+count_looks(void)
+{
+	int			n = 0;
+	ListCell   *lc;
+
+	foreach(lc, children)
+	{
+		if (!OidIsValid(((Child *) lfirst(lc))->serverid))
+			n++;
+	}
+	return n;
 }
 
 static bool
@@ -119,6 +139,10 @@ complain_no_slot(const DqShared *s, TimestampTz now)
 			bridges++;
 	}
 	bridges = Max(bridges, 1);
+	/* not when a look is about to give its slot back */
+	if (count_looks() > 0)
+		return;
+	short_at = now;
 	if (complained_at != 0 &&
 		!TimestampDifferenceExceeds(complained_at, now, COMPLAIN_MS))
 		return;
@@ -127,7 +151,7 @@ complain_no_slot(const DqShared *s, TimestampTz now)
 			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 			 errmsg("dq_bridge cannot start a worker: no free slot in max_worker_processes (%d)",
 					max_worker_processes),
-			 errdetail("dq_bridge needs %d: 1 launcher + %d bridges (one per database and server). Logical replication, parallel query and other extensions take slots as well.",
+			 errdetail("dq_bridge needs %d: 1 launcher + %d for bridges (one per database and server). Logical replication (1 or more), parallel query and other extensions take slots of the same number.",
 					   1 + bridges, bridges),
 			 errhint("Raise max_worker_processes. Until then tasks wait in the outbox.")));
 }
@@ -273,14 +297,7 @@ has_bridge_slot(const DqShared *s, Oid dboid)
 static void
 start_looks(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
 {
-	int			looks = 0;
-	ListCell   *lc;
-
-	foreach(lc, children)
-	{
-		if (!OidIsValid(((Child *) lfirst(lc))->serverid))
-			looks++;
-	}
+	int			looks = count_looks();
 
 	for (int i = 0; i < DQ_MAX_DATABASES; i++)
 	{
@@ -353,7 +370,8 @@ start_looks(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
 
 /* Bridges that are wanted and have no process. */
 static void
-start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
+start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz now,
+			  bool slot_freed)
 {
 	for (int i = 0; i < DQ_MAX_WORKERS; i++)
 	{
@@ -373,7 +391,8 @@ start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz no
 		}
 		if (name == NULL || stopped || has_child(slot->dboid, slot->serverid))
 			continue;
-		if (slot->not_before > now)
+		if (slot->not_before > now &&
+			!(slot_freed && strcmp(slot->state, "no_slot") == 0))
 		{
 			wake_by(slot->not_before);
 			continue;
@@ -396,7 +415,7 @@ start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz no
 				real->not_before = backoff(now, real->failures);
 				real->failures++;
 			}
-			else
+			else if (count_looks() == 0)	/* whose end wakes us */
 			{
 				real->not_before = TimestampTzPlusMilliseconds(now, NO_SLOT_MS);
 				if (strcmp(real->state, "no_slot") != 0)
@@ -464,6 +483,7 @@ reconcile(void)
 	DqShared   *copy = palloc(sizeof(DqShared));
 	TimestampTz now;
 	List	   *databases;
+	bool		slot_freed;
 
 	now = GetCurrentTimestamp();
 	wake_at = TimestampTzPlusMilliseconds(now, RECONCILE_MS);
@@ -474,7 +494,7 @@ reconcile(void)
 		complain_no_room(now);
 		s->overflow = false;
 	}
-	reap_children();
+	slot_freed = reap_children();
 	databases = dq_databases_list(only_database);
 	follow_databases(s, databases);
 	if (OidIsValid(only_database))
@@ -485,14 +505,24 @@ reconcile(void)
 	memcpy(copy, s, sizeof(DqShared));
 	LWLockRelease(&s->lock);
 
-	start_bridges(s, copy, databases, now);
+	start_bridges(s, copy, databases, now, slot_freed);
 	if (!out_of_slots)
 		start_looks(s, copy, databases, now);
 	else
 		wake_by(TimestampTzPlusMilliseconds(now, NO_SLOT_MS));
 
-	dq_worker_state(out_of_slots ? "no_slot" : "running");
-	dq_worker_warnings(out_of_slots ? "worker slots exhausted: raise max_worker_processes" : "");
+	if (short_at != 0 &&
+		!TimestampDifferenceExceeds(short_at, now, NO_SLOT_MS + 1000))
+	{
+		dq_worker_state("no_slot");
+		dq_worker_warnings("worker slots exhausted: raise max_worker_processes");
+		wake_by(TimestampTzPlusMilliseconds(short_at, NO_SLOT_MS + 1100));
+	}
+	else
+	{
+		dq_worker_state("running");
+		dq_worker_warnings("");
+	}
 	return TimestampDifferenceMilliseconds(GetCurrentTimestamp(), wake_at);
 }
 
@@ -542,7 +572,7 @@ dq_launcher_main(Datum main_arg)
 			sleep_ms = reconcile();
 		else
 		{
-			reap_children();
+			(void) reap_children();
 			dq_worker_state("disabled");
 		}
 		MemoryContextSwitchTo(round_context);

@@ -1,6 +1,6 @@
 /*
- * link.c
- *	  The connections of a bridge: one for commands, one that listens to the
+ * connections.c
+ *	  The connections of a link: one for commands, one that listens to the
  *	  channels of its shards (a message says that a task became the earliest).
  *	  Messages only shorten a sleep; a lost one costs at most scan_interval.
  */
@@ -14,23 +14,23 @@
 #include "utils/timestamp.h"
 
 static void
-close_subscription(DqBridge *bridge)
+close_subscription(DqLink *link)
 {
-	DqRedis    *redis = bridge->subscription;
+	DqRedis    *redis = link->subscription;
 
-	bridge->subscription = NULL;
-	bridge->subscribed = false;
+	link->subscription = NULL;
+	link->subscribed = false;
 	dq_redis_close(redis);
 }
 
 void
-dq_link_close(DqBridge *bridge)
+dq_link_close(DqLink *link)
 {
-	DqRedis    *redis = bridge->redis;
+	DqRedis    *redis = link->redis;
 
-	bridge->redis = NULL;
+	link->redis = NULL;
 	dq_redis_close(redis);
-	close_subscription(bridge);
+	close_subscription(link);
 }
 
 static const char *
@@ -51,7 +51,7 @@ info_value(const char *info, const char *name)
  * place for tasks: said once a connection, and in dq_stats (D6).
  */
 static void
-look_at_server(DqBridge *bridge)
+look_at_server(DqLink *link)
 {
 	StringInfoData warnings;
 	DqArg		info[1] = {DQ_ARG("INFO")};
@@ -60,9 +60,9 @@ look_at_server(DqBridge *bridge)
 	bool		aof = true;
 
 	initStringInfo(&warnings);
-	dq_redis_append(bridge->redis, 1, info);
-	dq_redis_append(bridge->redis, 3, save);
-	reply = dq_redis_next(bridge->redis);
+	dq_redis_append(link->redis, 1, info);
+	dq_redis_append(link->redis, 3, save);
+	reply = dq_redis_next(link->redis);
 	if (reply->type == DQ_REPLY_STRING)
 	{
 		char	   *text = pnstrdup(reply->str, reply->len);
@@ -72,32 +72,32 @@ look_at_server(DqBridge *bridge)
 			appendStringInfo(&warnings, "maxmemory-policy %s may evict tasks", policy);
 		aof = strcmp(info_value(text, "aof_enabled:"), "0") != 0;
 	}
-	reply = dq_redis_next(bridge->redis);
+	reply = dq_redis_next(link->redis);
 	if (!aof && reply->type == DQ_REPLY_ARRAY && reply->nelements == 2 &&
 		reply->elements[1].len == 0)
 		appendStringInfo(&warnings, "%sno persistence: a restart of Redis loses all tasks",
 						 warnings.len > 0 ? "\n" : "");
 
 	if (warnings.len > 0 &&
-		(bridge->server_warnings == NULL || strcmp(bridge->server_warnings, warnings.data) != 0))
-		ereport(bridge->own_xact ? WARNING : DEBUG1,
-				(errmsg("Redis of server \"%s\": %s", bridge->server_name, warnings.data)));
-	if (bridge->server_warnings)
-		pfree(bridge->server_warnings);
-	bridge->server_warnings = MemoryContextStrdup(bridge->context, warnings.data);
+		(link->server_warnings == NULL || strcmp(link->server_warnings, warnings.data) != 0))
+		ereport(link->own_xact ? WARNING : DEBUG1,
+				(errmsg("Redis of server \"%s\": %s", link->server_name, warnings.data)));
+	if (link->server_warnings)
+		pfree(link->server_warnings);
+	link->server_warnings = MemoryContextStrdup(link->context, warnings.data);
 }
 
 static void
-subscribe(DqBridge *bridge)
+subscribe(DqLink *link)
 {
-	MemoryContext old = MemoryContextSwitchTo(bridge->round);
+	MemoryContext old = MemoryContextSwitchTo(link->round);
 	DqArg	   *args;
 	int			n = 1;
 	ListCell   *lc;
 
-	args = palloc((list_length(bridge->shards) + 1) * sizeof(DqArg));
+	args = palloc((list_length(link->shards) + 1) * sizeof(DqArg));
 	args[0] = DQ_ARG("SUBSCRIBE");
-	foreach(lc, bridge->shards)
+	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 
@@ -108,28 +108,32 @@ subscribe(DqBridge *bridge)
 	}
 	if (n > 1)
 	{
-		if (bridge->subscription == NULL)
-			bridge->subscription = dq_redis_open(&bridge->target);
-		dq_redis_append(bridge->subscription, n, args);
-		dq_redis_flush(bridge->subscription);
+		if (link->subscription == NULL)
+			link->subscription = dq_redis_open(&link->target);
+		dq_redis_append(link->subscription, n, args);
+		dq_redis_flush(link->subscription);
 	}
-	bridge->subscribed = true;
+	link->subscribed = true;
 	MemoryContextSwitchTo(old);
 }
 
 void
-dq_bridge_connect(DqBridge *bridge)
+dq_link_connect(DqLink *link)
 {
-	if (bridge->redis && dq_redis_is_dead(bridge->redis))
-		dq_bridge_reset(bridge);
-	if (bridge->redis == NULL)
+	if (link->redis && dq_redis_is_dead(link->redis))
+		dq_link_reset(link);
+	if (link->redis == NULL)
 	{
-		bridge->redis = dq_redis_open(&bridge->target);
-		look_at_server(bridge);
+		if (link->refusal)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PASSWORD),
+					 errmsg("%s", link->refusal)));
+		link->redis = dq_redis_open(&link->target);
+		look_at_server(link);
 	}
-	if (bridge->own_xact && !bridge->subscribed &&
-		GetCurrentTimestamp() >= bridge->subscribe_at)
-		subscribe(bridge);
+	if (link->own_xact && !link->subscribed &&
+		GetCurrentTimestamp() >= link->subscribe_at)
+		subscribe(link);
 }
 
 /*
@@ -137,25 +141,25 @@ dq_bridge_connect(DqBridge *bridge)
  * opened again after a scan interval; polling goes on meanwhile.
  */
 void
-dq_link_messages(DqBridge *bridge)
+dq_link_messages(DqLink *link)
 {
 	MemoryContext old;
 	volatile bool broken = false;
 
-	if (bridge->subscription == NULL)
+	if (link->subscription == NULL)
 		return;
-	old = MemoryContextSwitchTo(bridge->round);
+	old = MemoryContextSwitchTo(link->round);
 	PG_TRY();
 	{
 		DqReply    *reply;
 
-		while ((reply = dq_redis_poll(bridge->subscription)) != NULL)
+		while ((reply = dq_redis_poll(link->subscription)) != NULL)
 		{
 			if (reply->type == DQ_REPLY_ARRAY && reply->nelements == 3 &&
 				reply->elements[0].len == 7 &&
 				memcmp(reply->elements[0].str, "message", 7) == 0)
 			{
-				DqShard    *shard = dq_shard_by_channel(bridge, reply->elements[1].str,
+				DqShard    *shard = dq_shard_by_channel(link, reply->elements[1].str,
 														reply->elements[1].len);
 				char		number[24];
 
@@ -172,7 +176,7 @@ dq_link_messages(DqBridge *bridge)
 	PG_CATCH();
 	{
 		/* nothing was waited for, so this is the connection's end, not a cancel */
-		MemoryContextSwitchTo(bridge->round);
+		MemoryContextSwitchTo(link->round);
 		FlushErrorState();
 		broken = true;
 	}
@@ -180,8 +184,8 @@ dq_link_messages(DqBridge *bridge)
 	MemoryContextSwitchTo(old);
 	if (broken)
 	{
-		close_subscription(bridge);
-		bridge->subscribe_at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
-														   bridge->scan_interval);
+		close_subscription(link);
+		link->subscribe_at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+														   link->scan_interval);
 	}
 }

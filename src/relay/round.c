@@ -1,0 +1,255 @@
+/*
+ * round.c
+ *	  One link's round: relay, transfer, look; and what is published of its
+ *	  shards in shared memory. Called by bridge.c.
+ */
+#include "postgres.h"
+
+#include "compat.h"
+#include "relay/relay_private.h"
+
+#include "access/xact.h"
+#include "miscadmin.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#define ROUND_MS	100			/* a round returns after about this */
+#define SLICE_MS	20			/* reading rows, between which due tasks move */
+#define MARK_MS		5000
+#define BIG_PAGE	(512 * 1024)	/* more than a full page: one large task */
+
+void
+dq_link_begin(DqLink *link)
+{
+	if (link->own_xact)
+	{
+		SetCurrentStatementStartTimestamp();
+		StartTransactionCommand();
+		PushActiveSnapshot(GetTransactionSnapshot());
+	}
+	MemoryContextSwitchTo(link->round);
+}
+
+void
+dq_link_end(DqLink *link)
+{
+	if (link->own_xact)
+	{
+		PopActiveSnapshot();
+		CommitTransactionCommand();
+	}
+	MemoryContextSwitchTo(link->round);
+}
+
+/*
+ * The connection is lost or not to be trusted: nothing in flight counts. The
+ * fences are looked at again; sessions stay (no freeze if nothing was lost).
+ */
+void
+dq_link_reset(DqLink *link)
+{
+	int			i;
+	ListCell   *lc;
+
+	dq_link_close(link);
+	for (i = 0; i < link->nrequests; i++)
+	{
+		DqRequest  *request = &link->requests[i];
+
+		if (request->cut == NULL || request->taken)
+			continue;
+		if (request->cut->page->bytes > BIG_PAGE && ++request->shard->big_failures >= 3)
+			dq_shard_park_page(link, request->shard,
+							   psprintf("connection lost 3 times over a page of %zu bytes (see proto-max-bulk-len)",
+										request->cut->page->bytes));
+		MemoryContextDelete(request->cut->page->context);
+	}
+	link->nrequests = 0;
+	link->subscribe_at = 0;
+	foreach(lc, link->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		shard->pages_in_flight = 0;
+		shard->transfer_in_flight = false;
+		shard->other_in_flight = false;
+		if (shard->state == DQ_SHARD_OPEN || shard->state == DQ_SHARD_FROZEN)
+			dq_shard_forget(shard, DQ_SHARD_RESYNC);
+	}
+}
+
+/* ---- what others see ---- */
+
+static const char *
+state_name(const DqShard *shard)
+{
+	if (shard->parked)
+		return "parked";
+	if (shard->state == DQ_SHARD_NOT_OWNER)
+		return "not_owner";
+	if (shard->failures > 0)
+		return "redis_down";
+	if (shard->paused)
+		return "paused";
+	return "running";
+}
+
+void
+dq_link_publish(DqLink *link, DqShard *shard)
+{
+	DqShardStats *shared;
+	DqShardKey	key;
+	int64		scans;
+
+	strlcpy(shard->stats.state, state_name(shard), sizeof(shard->stats.state));
+	strlcpy(shard->stats.session, shard->session, sizeof(shard->stats.session));
+	shard->stats.floor = shard->floor;
+	shared = dq_stats_lock(MyDatabaseId, shard->no);
+	key = shared->key;
+	scans = shared->remove_scans;
+	*shared = shard->stats;
+	shared->key = key;
+	shared->remove_scans = scans;
+	dq_stats_release(shared);
+	shard->publish = false;
+}
+
+static void
+publish_all(DqLink *link)
+{
+	ListCell   *lc;
+	bool		any = false;
+
+	foreach(lc, link->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		if (shard->publish)
+		{
+			dq_link_publish(link, shard);
+			any = true;
+		}
+	}
+	if (any)
+		ConditionVariableBroadcast(&dq_shared()->progress);
+}
+
+void
+dq_link_mark_down(DqLink *link, const char *message)
+{
+	ListCell   *lc;
+
+	foreach(lc, link->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		strlcpy(shard->stats.last_error, message, DQ_ERROR_LEN);
+		shard->stats.last_error_at = GetCurrentTimestamp();
+		shard->failures = Max(shard->failures, 1);
+		dq_link_publish(link, shard);
+		shard->failures = 0;
+	}
+}
+
+/* ---- housekeeping: marks and rotation, workers only ---- */
+
+/*
+ * Asynchronous commit is enough: a lost mark is an older mark, which only keeps
+ * an outbox table longer.
+ */
+static void
+store_marks(DqLink *link)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	bool		begun = false;
+	ListCell   *lc;
+
+	foreach(lc, link->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		if (!shard->mark_wanted || shard->state != DQ_SHARD_OPEN || shard->batch ||
+			!TimestampDifferenceExceeds(shard->marked_at, now, MARK_MS))
+			continue;
+		if (!begun)
+		{
+			dq_link_begin(link);
+			(void) set_config_option("synchronous_commit", "off", PGC_USERSET,
+									 PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
+			begun = true;
+		}
+		dq_mark_store(shard->no, shard->prev, Min(shard->next_due - 1, dq_now_ms()));
+		shard->mark_wanted = false;
+		shard->marked_at = now;
+	}
+	if (begun)
+		dq_link_end(link);
+}
+
+/* ---- the round ---- */
+
+static long
+time_to_wait(DqLink *link)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	int64		now_ms = dq_now_ms();
+	int64		wait = link->scan_interval;
+	ListCell   *lc;
+
+	foreach(lc, link->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		if (shard->blocked_until > now)
+		{
+			wait = Min(wait, TimestampDifferenceMilliseconds(now, shard->blocked_until));
+			continue;
+		}
+		if (shard->state == DQ_SHARD_OPEN && !shard->producer && !shard->paused &&
+			OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
+			shard->next_due != PG_INT64_MAX)
+			wait = Min(wait, Max(shard->next_due - now_ms, 0));
+		if (shard->state == DQ_SHARD_UNKNOWN || shard->state == DQ_SHARD_RESYNC)
+			wait = 0;
+		wait = Min(wait, Max(link->scan_interval -
+							 TimestampDifferenceMilliseconds(shard->status_at, now), 0));
+	}
+	return (long) wait;
+}
+
+long
+dq_link_round(DqLink *link)
+{
+	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), ROUND_MS);
+	bool		more;
+
+	do
+	{
+		TimestampTz slice = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), SLICE_MS);
+
+		CHECK_FOR_INTERRUPTS();
+		MemoryContextReset(link->round);
+		MemoryContextSwitchTo(link->round);
+		if (link->shards == NIL)
+			return link->scan_interval;
+		dq_link_connect(link);
+		dq_link_messages(link);
+		dq_shards_enter(link);
+		more = dq_batches_prepare(link, slice);
+		if (dq_exchange_send(link))
+		{
+			/* Redis works while the next pages are read */
+			slice = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), SLICE_MS);
+			(void) dq_batches_prepare(link, slice);
+			dq_exchange_receive(link);
+			more = true;
+		}
+		publish_all(link);
+	} while (more && GetCurrentTimestamp() < deadline);
+
+	if (link->own_xact)
+		store_marks(link);
+	return more ? 0 : time_to_wait(link);
+}
