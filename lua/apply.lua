@@ -160,7 +160,10 @@ while at <= stop do
       local place = call('HGET', INDEX, 'k' .. ARGV[at + 1])
       if place then m = locate(place_due(place), sub(place, 7)) end
     else
-      m = find(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], {})
+      local how
+      repeat
+        m, _, how = find(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], {})
+      until how ~= 'a'
       if not m and unindexed() then m = search(ARGV[at + 1]) end
     end
     if m then

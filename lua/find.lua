@@ -1,8 +1,10 @@
--- find.lua: which pending task does an element name? Writes nothing.
+-- find.lua: which pending task does an element name? Writes nothing but stale
+-- index entries away.
 --
 -- ARGV 1 source, 2 element, 3 due and 4 id bytes if the element has the form of
 --   an id (else ''), 5 and more: members that do not count.
--- Reply: common part, member ('' none), due, how ('k' key, 'i' id, 'p' payload),
+-- Reply: common part, member ('' none), due, how ('k' key, 'i' id, 'p' payload,
+-- 'a' ask again),
 -- '1' if tasks exist that the index does not know, the fence's prev, cur and old
 -- snapshots, owner's source and place. Cost: O(log N * log N).
 local source = ARGV[1]

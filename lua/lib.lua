@@ -189,15 +189,27 @@ local function take_write(member)
   return 1
 end
 
+-- WRITES. An entry that names a task which is not pending: a foreign transfer or
+-- a stranger's ZREM took it. Forget it, so that the count of indexed tasks is
+-- right again and tasks of foreign producers are looked for.
+local function stale_write(field, place)
+  call('HDEL', INDEX, field)
+  if sub(field, 1, 1) == 'k' then call('HDEL', INDEX, 'i' .. sub(place, 7)) end
+  call('HINCRBY', FENCE, 'indexed', -1)
+end
+
 -- What dq_remove means by an element: the task whose key it is, else whose id
 -- it is (due and id given), else the earliest keyless one with that payload.
--- Members in skip do not count. Returns member, due, how ('k', 'i' or 'p').
+-- Members in skip do not count. Returns member, due, how ('k', 'i' or 'p'); how is
+-- 'a' with no member when it gave up at its bound: ask again, there was progress.
+-- WRITES only where it comes upon stale entries.
 local function find(element, due, id, skip)
   local place = call('HGET', INDEX, 'k' .. element)
   if place then
     local d = place_due(place)
     local m = locate(d, sub(place, 7))
     if m and not skip[m] then return m, d, 'k' end
+    if not m then stale_write('k' .. element, place) end
   end
   if due ~= '' then
     local m = locate(due, id)
@@ -210,24 +222,34 @@ local function find(element, due, id, skip)
       local _, _, payload = parse(m)
       if payload == element then return m, d, 'p' end
     end
+    return nil, m == nil
   end
   local field = payload_field(element)
   place = call('HGET', INDEX, field)
   if place == 't' then
     local low, high = twin_range(field)
-    local passed = 0
-    -- stale entries (a foreign transfer took the task) are passed over
-    while passed < 1000 do
+    local passed, left = 0, 1000
+    while left > 0 do
       local some = call('ZRANGEBYLEX', TWINS, low, high, 'LIMIT', passed, 20)
       for _, t in ipairs(some) do
         local m, d, how = matches(sub(t, 2 + #field))
         if m then return m, d, how end
+        if d then
+          call('ZREM', TWINS, t)
+          call('HINCRBY', FENCE, 'indexed', -1)
+          left = left - 1
+        else
+          passed = passed + 1
+        end
       end
       if #some < 20 then break end
-      passed = passed + 20
     end
+    if left <= 0 then return nil, nil, 'a' end
+    if call('ZLEXCOUNT', TWINS, low, high) == 0 then call('HDEL', INDEX, field) end
   elseif place then
-    return matches(place)
+    local m, d, how = matches(place)
+    if m then return m, d, how end
+    if d then stale_write(field, place) end
   end
 end
 

@@ -1,5 +1,6 @@
 -- status.lua: the fence, the owner and the numbers of a shard; renews the lease
--- of the session that owns it.
+-- of the session that owns it, and looks through a little of its index for
+-- entries of tasks that others took.
 --
 -- ARGV 1 source, 2 session ('': only look), 3 lease (ms), 4 now (ms).
 -- Reply: common part, prev, cur, old, writer, owner's source, place, host,
@@ -21,6 +22,21 @@ if ARGV[2] ~= '' and ARGV[2] == session and o[1] == source then
     call('HSET', OWNER, 'lease', digits(lease))
     o[5] = digits(lease)
   end
+end
+-- Every entry is seen once in a while; faster where the count shows that some
+-- are stale.
+if ARGV[2] ~= '' and ARGV[2] == session and call('EXISTS', INDEX) == 1 then
+  local count = 10
+  if tonumber(call('HGET', FENCE, 'indexed') or '0') > call('ZCARD', PENDING) then count = 300 end
+  local scan = call('HSCAN', INDEX, call('HGET', FENCE, 'sweep') or '0', 'COUNT', count)
+  for i = 1, #scan[2], 2 do
+    local field, place = scan[2][i], scan[2][i + 1]
+    if sub(field, 1, 1) ~= 'i' and place ~= 't' and
+      not locate(place_due(place), sub(place, 7)) then
+      stale_write(field, place)
+    end
+  end
+  call('HSET', FENCE, 'sweep', scan[1])
 end
 local f = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source, 'who:' .. source)
 local kind = call('TYPE', READY).ok

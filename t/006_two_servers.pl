@@ -97,21 +97,20 @@ $t->queue('denied', undef, server => 'wrong');
 $t->sql("SELECT dq_offer('denied', 'x')");
 $t->sql("SELECT dq_offer('good', 'zz')");
 ok(poll_until(sub { $r->cmd('LLEN', 'good') == 102 }, 10), 'F8 wrong credentials of one server delay no other');
-ok(poll_until(sub { ($t->stat('denied', 'last_error') || '') =~ /WRONGPASS|invalid username|password/i }), 'F8 the reason is visible');
+ok(poll_until(sub { ($t->stat('denied', 'last_error') || '') =~ /WRONGPASS|authentication|password/i }), 'F8 the reason is visible');
 $t->sql("DROP USER MAPPING FOR CURRENT_USER SERVER wrong");
 ok(poll_until(sub { $r->cmd('LLEN', 'denied') == 1 }), 'F8 recovers without restart');
 
 # ---- C6: idle costs --------------------------------------------------------------------------
-my $before = commands();
-my ($lsn) = $t->sql("SELECT pg_current_wal_insert_lsn()");
-sleep(3);
-my $per_shard = (commands() - $before) / 3 / $t->sql("SELECT count(*) FROM dq_stats");
-cmp_ok($per_shard, '<=', 2.5, sprintf('C6 idle: %.2f commands/s per shard', $per_shard));
-
-sub commands
-{
-	my ($n) = $r->cmd('INFO', 'stats') =~ /total_commands_processed:(\d+)/;
-	return $n;
-}
+# commands that the workers send, as MONITOR shows them; what scripts call is theirs
+my $monitor = $r->connect_new;
+print { $monitor->{fh} } DqTest::Redis::encode('MONITOR');
+$monitor->{fh}->flush;
+sleep(4);
+$monitor->{fh}->blocking(0);
+1 while sysread($monitor->{fh}, $monitor->{buf}, 1 << 20, length $monitor->{buf});
+my $sent = grep { /^\+[\d.]+ \[\d+ (?!lua)/ } split /\r\n/, $monitor->{buf};
+my $per_shard = $sent / 4 / $t->sql("SELECT count(*) FROM dq_stats");
+cmp_ok($per_shard, '<=', 2, sprintf('C6 idle: %.2f commands/s per shard', $per_shard));
 
 $t->finish;

@@ -139,7 +139,7 @@ $t->fails("SELECT * FROM dq_adopt('redis')", '42501', 'dq_adopt: owner or superu
 
 # ---- I5: read only -----------------------------------------------------------------------------
 my $evals = $r->cmd('ZCARD', 'redisson_delay_queue_timeout:{q}');
-for my $f ("dq_offer('q', 'x')", "dq_offer_at('q', 'x', now())", "dq_remove('q', 'x')", "dq_transfer('q')", "dq_pause('q')", "dq_resume('q')", "dq_create_queue('ro')")
+for my $f ("dq_offer('q', 'x')", "dq_offer_at('q', 'x', now())", "dq_remove('q', 'x')", "dq_transfer('q')", "dq_pause('q')", "dq_resume('q')", "dq_create_queue('ro', 'redis')")
 {
 	$t->fails("BEGIN READ ONLY; SELECT $f", '25006', "I5 $f in a read-only transaction");
 	$t->fails("SET default_transaction_read_only = on; SELECT $f", '25006', "I5 $f with default_transaction_read_only");

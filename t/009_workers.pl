@@ -98,7 +98,7 @@ for my $set ("statement_timeout = '500ms'", "idle_in_transaction_session_timeout
 	"row_security = off", "search_path = ''",
 	$t->sql("SHOW server_version_num") >= 170000 ? "transaction_timeout = '1s'" : ())
 {
-	$t->sql("ALTER DATABASE postgres SET $set");
+	$t->sql("SET default_transaction_read_only = off; ALTER DATABASE postgres SET $set");
 }
 $t->sql("SET default_transaction_read_only = off; SELECT dq_worker_stop()");
 $t->sql("SET default_transaction_read_only = off; SELECT dq_worker_start()");

@@ -125,6 +125,8 @@ dq_adopt(PG_FUNCTION_ARGS)
 	Oid			serverid = InvalidOid;
 	bool		force;
 	bool		renew = false;
+	bool		mine = false;
+	Oid			stranger = InvalidOid;
 	const char *own;
 	List	   *candidates = NIL;
 	ListCell   *lc;
@@ -149,10 +151,13 @@ dq_adopt(PG_FUNCTION_ARGS)
 			continue;
 		if (!dq_owns_relation(queue->relid, GetUserId()))
 		{
+			/* without a server: those of the caller, if there are any */
 			if (OidIsValid(serverid))
 				dq_require_owner(queue);
+			stranger = queue->relid;
 			continue;
 		}
+		mine = true;
 		server = dq_server_get(queue->serverid, queue->owner, false);
 		dq_server_check_usable(server);
 		for (i = 0; i < queue->nshards; i++)
@@ -185,6 +190,8 @@ dq_adopt(PG_FUNCTION_ARGS)
 		}
 	}
 
+	if (!mine && OidIsValid(stranger))
+		dq_require_owner(dq_queue_get(stranger));
 	if (renew)
 		(void) dq_source_renew();
 	foreach(lc, candidates)

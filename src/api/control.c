@@ -215,6 +215,7 @@ dq_transfer(PG_FUNCTION_ARGS)
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
 				 errmsg("%s must not be NULL", PG_ARGISNULL(0) ? "queue" : "max")));
+	PreventCommandIfReadOnly("dq_transfer()");
 	PreventCommandDuringRecovery("dq_transfer()");
 	max = PG_GETARG_INT64(1);
 	if (max < 0)

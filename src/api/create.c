@@ -138,6 +138,8 @@ dq_create_queue(PG_FUNCTION_ARGS)
 	char	   *server;
 	StringInfoData buf;
 
+	PreventCommandIfReadOnly("dq_create_queue()");
+	PreventCommandDuringRecovery("dq_create_queue()");
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),

@@ -145,6 +145,8 @@ look(Asking *asking)
 	int			i;
 
 	redis = dq_redis_get(&target);
+again:
+	CHECK_FOR_INTERRUPTS();
 	dq_op_find(redis, queue->relname, queue->nshards, asking->keys, source,
 			   asking->element, skip, asking->found);
 	for (i = 0; i < queue->nshards; i++)
@@ -152,9 +154,16 @@ look(Asking *asking)
 		DqFound    *f = &asking->found[i];
 
 		refuse_foreign_owner(asking, f);
-		if (f->found && asking->key_only && f->how != 'k')
-			f->found = false;
+		/* it has swept away many stale entries, and may find it now */
+		if (f->again)
+			goto again;
+		/* removed by this transaction under its key or id: what else is there? */
 		if (f->found && dq_own_has_removed(queue->shard_no[i], f->member))
+		{
+			skip = lappend(skip, f->member);
+			goto again;
+		}
+		if (f->found && asking->key_only && f->how != 'k')
 			f->found = false;
 		if (f->found && (best < 0 || is_better(f->how, f->due, asking->found[best].how,
 											   asking->found[best].due)))
@@ -342,10 +351,14 @@ remove_task(DqQueue *queue, bytea *element, bool key_only)
 	queue = dq_queue_get(asking.relid);
 	dq_shards_resolve(queue);
 
+	/* an own offer under the key replaces the older task, which goes as well */
 	if (own_found &&
-		(best < 0 || !is_better(asking.found[best].how, asking.found[best].due,
-								own.how, own.due)))
+		(best < 0 || own.how == 'k' ||
+		 !is_better(asking.found[best].how, asking.found[best].due, own.how, own.due)))
 	{
+		if (best >= 0 && own.how == 'k' && asking.found[best].how == 'k')
+			record_member(queue, queue->shard_no[best], asking.found[best].due,
+						  asking.found[best].member);
 		record_member(queue, own.shard, own.due, dq_member_make(own.id, own.payload));
 		return DQ_ANSWER_TRUE;
 	}

@@ -7,6 +7,7 @@
 
 #include <math.h>
 
+#include "access/sysattr.h"
 #include "catalog/pg_type.h"
 #include "datatype/timestamp.h"
 #include "utils/builtins.h"
@@ -18,6 +19,7 @@
 typedef struct ScanColumn
 {
 	bool		read;			/* the query looks at it */
+	bool		late;			/* made only for rows that pass the filter */
 	DqColumnRole role;			/* DQ_NUM_COLS: none of ours */
 	const char *name;
 	Oid			type;
@@ -46,6 +48,25 @@ typedef struct Task
 	TimestampTz due_at;
 } Task;
 
+static void
+check_type(const DqQueue *queue, Form_pg_attribute att, DqColumnRole role)
+{
+	Oid			want = InvalidOid;
+
+	if (role == DQ_COL_ID)
+		want = TEXTOID;
+	else if (role == DQ_COL_DUE_AT)
+		want = TIMESTAMPTZOID;
+	else if (role == DQ_COL_SHARD)
+		want = INT4OID;
+	if (OidIsValid(want) && att->atttypid != want)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATATYPE_MISMATCH),
+				 errmsg("column \"%s\" of queue \"%s\" must be of type %s",
+						NameStr(att->attname), queue->relname, format_type_be(want)),
+				 errhint("Change the type back with ALTER TABLE.")));
+}
+
 DqColumns *
 dq_columns_describe(const DqQueue *queue, TupleDesc desc, List *attrs)
 {
@@ -68,6 +89,8 @@ dq_columns_describe(const DqQueue *queue, TupleDesc desc, List *attrs)
 		if (attno == InvalidAttrNumber || attno > desc->natts)
 			continue;
 		att = TupleDescAttr(desc, attno - 1);
+		/* a parent table may have changed the type behind our event trigger */
+		check_type(queue, att, role);
 		column = &columns->column[attno - 1];
 		column->role = role;
 		column->read = whole_row || list_member_int(attrs, attno);
@@ -218,15 +241,42 @@ convert(DqColumns *columns, ScanColumn *column, const Task *task,
 	return result;
 }
 
+/*
+ * Payload and key go through input functions, which may refuse a stranger's
+ * bytes: where the filter does not look at them, only rows that pass it are
+ * converted. True: there is such a column.
+ */
+bool
+dq_columns_defer(DqColumns *columns, Bitmapset *filter_attrs)
+{
+	bool		any = false;
+
+	if (bms_is_member(0 - FirstLowInvalidHeapAttributeNumber, filter_attrs))
+		return false;			/* the whole row */
+	for (int i = 0; i < columns->natts; i++)
+	{
+		ScanColumn *column = &columns->column[i];
+
+		column->late = column->read &&
+			(column->role == DQ_COL_PAYLOAD || column->role == DQ_COL_KEY) &&
+			!bms_is_member(i + 1 - FirstLowInvalidHeapAttributeNumber, filter_attrs);
+		any |= column->late;
+	}
+	return any;
+}
+
 static void
-store(DqColumns *columns, TupleTableSlot *slot, int shard, const Task *task)
+store(DqColumns *columns, TupleTableSlot *slot, int shard, const Task *task,
+	  DqStorePart part)
 {
 	for (int i = 0; i < columns->natts; i++)
 	{
 		ScanColumn *column = &columns->column[i];
 
+		if (part == DQ_STORE_LATE && !column->late)
+			continue;
 		slot->tts_isnull[i] = true;
-		if (!column->read)
+		if (!column->read || (part == DQ_STORE_EARLY && column->late))
 			continue;
 		switch (column->role)
 		{
@@ -258,20 +308,20 @@ store(DqColumns *columns, TupleTableSlot *slot, int shard, const Task *task)
 
 void
 dq_columns_store_task(DqColumns *columns, TupleTableSlot *slot, int shard,
-					  const DqTask *found)
+					  const DqTask *found, DqStorePart part)
 {
 	Task		task;
 
 	task_of_redis(&task, found);
-	store(columns, slot, shard, &task);
+	store(columns, slot, shard, &task, part);
 }
 
 void
 dq_columns_store_row(DqColumns *columns, TupleTableSlot *slot, int shard,
-					 const DqRow *row)
+					 const DqRow *row, DqStorePart part)
 {
 	Task		task;
 
 	task_of_outbox(&task, row);
-	store(columns, slot, shard, &task);
+	store(columns, slot, shard, &task, part);
 }

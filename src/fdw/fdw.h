@@ -32,15 +32,23 @@ typedef struct DqColumns DqColumns;
 /* attrs: as in DQ_SCAN_ATTRS; everything in the current memory context */
 extern DqColumns *dq_columns_describe(const DqQueue *queue, TupleDesc desc, List *attrs);
 extern bool dq_columns_read_key(const DqColumns *columns);
+/* Convert payload and key late where the filter does not read them; true: some. */
+extern bool dq_columns_defer(DqColumns *columns, Bitmapset *filter_attrs);
+typedef enum DqStorePart
+{
+	DQ_STORE_ALL,
+	DQ_STORE_EARLY,				/* what the filter may read */
+	DQ_STORE_LATE				/* the rest of the same row */
+} DqStorePart;
 /*
  * Fill a virtual slot's values, in the current memory context. A payload or key
  * that its column cannot hold raises the type's error (22P02, 22021, ...) naming
  * the task; only columns the query reads are converted.
  */
 extern void dq_columns_store_task(DqColumns *columns, TupleTableSlot *slot, int shard,
-								  const DqTask *found);
+								  const DqTask *found, DqStorePart part);
 extern void dq_columns_store_row(DqColumns *columns, TupleTableSlot *slot, int shard,
-								 const DqRow *row);
+								 const DqRow *row, DqStorePart part);
 
 /* ---- scan.c ------------------------------------------------------------------- */
 

@@ -17,6 +17,7 @@
 #include "access/xact.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
+#include "optimizer/optimizer.h"
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
@@ -40,6 +41,7 @@ typedef struct QueueScan
 	bool		has_source;		/* this database has an identity: else the outbox is
 								 * empty */
 	DqColumns  *columns;
+	bool		filter_first;	/* see passes() */
 
 	Snapshot	snapshot;		/* of the outbox, registered; NULL: no scan yet */
 
@@ -122,6 +124,16 @@ dq_scan_begin(ForeignScanState *node, int eflags)
 	state->nshards = queue->nshards;
 	state->columns = dq_columns_describe(queue, RelationGetDescr(rel),
 										 list_nth(plan->fdw_private, DQ_SCAN_ATTRS));
+
+	/* a volatile filter must not be asked twice */
+	if (plan->scan.plan.qual != NIL &&
+		!contain_volatile_functions((Node *) plan->scan.plan.qual))
+	{
+		Bitmapset  *attrs = NULL;
+
+		pull_varattnos((Node *) plan->scan.plan.qual, plan->scan.scanrelid, &attrs);
+		state->filter_first = dq_columns_defer(state->columns, attrs);
+	}
 
 	/* now, because the execution may be in parallel mode, where no new snapshot
 	 * can be taken to read the extension's tables */
@@ -216,6 +228,21 @@ stop_shard(QueueScan *state)
 
 /* ---- iterate ---------------------------------------------------------------------------- */
 
+/* The node's own filter, asked before the rest of the row is made. */
+static bool
+passes(ForeignScanState *node, TupleTableSlot *slot)
+{
+	ExprContext *econtext = node->ss.ps.ps_ExprContext;
+
+	econtext->ecxt_scantuple = slot;
+	if (ExecQual(node->ss.ps.qual, econtext))
+		return true;
+	InstrCountFiltered1(node, 1);
+	ExecClearTuple(slot);
+	ResetExprContext(econtext);
+	return false;
+}
+
 /* Called in a memory context that is reset for each row. */
 TupleTableSlot *
 dq_scan_iterate(ForeignScanState *node)
@@ -236,8 +263,17 @@ dq_scan_iterate(ForeignScanState *node)
 			if (dq_unsent_next(state->unsent, &row))
 			{
 				state->counts.from_outbox++;
-				dq_columns_store_row(state->columns, slot, state->shard, &row);
-				return ExecStoreVirtualTuple(slot);
+				dq_columns_store_row(state->columns, slot, state->shard, &row,
+									 state->filter_first ? DQ_STORE_EARLY : DQ_STORE_ALL);
+				ExecStoreVirtualTuple(slot);
+				if (state->filter_first)
+				{
+					if (!passes(node, slot))
+						continue;
+					dq_columns_store_row(state->columns, slot, state->shard, &row,
+										 DQ_STORE_LATE);
+				}
+				return slot;
 			}
 			state->show_unsent = false;
 		}
@@ -250,8 +286,17 @@ dq_scan_iterate(ForeignScanState *node)
 			if (!found->readable ||
 				(state->unsent && dq_unsent_hides(state->unsent, found)))
 				continue;
-			dq_columns_store_task(state->columns, slot, state->shard, found);
-			return ExecStoreVirtualTuple(slot);
+			dq_columns_store_task(state->columns, slot, state->shard, found,
+								  state->filter_first ? DQ_STORE_EARLY : DQ_STORE_ALL);
+			ExecStoreVirtualTuple(slot);
+			if (state->filter_first)
+			{
+				if (!passes(node, slot))
+					continue;
+				dq_columns_store_task(state->columns, slot, state->shard, found,
+									  DQ_STORE_LATE);
+			}
+			return slot;
 		}
 
 		if (!state->range.end)

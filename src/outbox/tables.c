@@ -444,7 +444,16 @@ dq_outbox_is_covered(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
 
 	dq_candidates_begin(&c, shard, prev, old, NULL, snapshot);
 	while (covered && dq_candidates_next(&c, &row, false))
+	{
+		FullTransactionId next = own;
+
 		covered = FullTransactionIdEquals(row.xid, own);
+		if (!covered)
+			break;
+		/* own operations are no concern here, and may be many: go past them */
+		FullTransactionIdAdvance(&next);
+		dq_outbox_scan_seek(c.scan, shard, next, FullTransactionIdFromU64(PG_UINT64_MAX), 0);
+	}
 	dq_candidates_end(&c);
 	return covered;
 }

@@ -185,6 +185,7 @@ read_found(DqReply *reply, DqFound *found)
 	memset(found, 0, sizeof(*found));
 	read_fence(reply, &found->fence);
 	found->found = reply->elements[i].len > 0;
+	found->again = reply->elements[i + 2].len > 0 && reply->elements[i + 2].str[0] == 'a';
 	if (found->found)
 	{
 		found->member = reply_bytes(reply, i);

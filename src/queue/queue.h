@@ -282,6 +282,7 @@ typedef struct DqFound
 	bytea	   *member;
 	int64		due;
 	char		how;			/* 'k' key, 'i' id, 'p' payload */
+	bool		again;			/* gave up at its bound: ask once more */
 	bool		scan_more;		/* there are tasks the index does not know:
 								 * go on with dq_op_find_scan */
 	char	   *prev;			/* fence's snapshots, for the coverage test */

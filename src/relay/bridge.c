@@ -125,6 +125,9 @@ link_round(DqBridge *bridge, DqLink *link)
 		FlushErrorState();
 		AbortOutOfAnyTransaction();
 		MemoryContextSwitchTo(link->round);
+		if (link->progress != link->progress_at_failure)
+			link->failures = 0;
+		link->progress_at_failure = link->progress;
 		if (link->failures == 0)
 			ereport(LOG,
 					(errcode(error->sqlerrcode),
@@ -186,6 +189,17 @@ dq_bridge_socket(DqBridge *bridge)
 	if (link->subscription == NULL || dq_redis_is_dead(link->subscription))
 		return PGINVALID_SOCKET;
 	return dq_redis_socket(link->subscription);
+}
+
+uint64
+dq_bridge_progress(DqBridge *bridge)
+{
+	uint64		sum = 0;
+	ListCell   *lc;
+
+	foreach(lc, bridge->links)
+		sum += ((DqLink *) lfirst(lc))->progress;
+	return sum;
 }
 
 int64

@@ -85,6 +85,8 @@ look_at_server(DqLink *link)
 	if (link->server_warnings)
 		pfree(link->server_warnings);
 	link->server_warnings = MemoryContextStrdup(link->context, warnings.data);
+	if (link->own_xact)
+		dq_worker_warnings(warnings.data);
 }
 
 static void
@@ -129,7 +131,12 @@ dq_link_connect(DqLink *link)
 					(errcode(ERRCODE_INVALID_PASSWORD),
 					 errmsg("%s", link->refusal)));
 		link->redis = dq_redis_open(&link->target);
-		look_at_server(link);
+		/* not with every one of many reconnects */
+		if (TimestampDifferenceExceeds(link->looked_at, GetCurrentTimestamp(), 5000))
+		{
+			look_at_server(link);
+			link->looked_at = GetCurrentTimestamp();
+		}
 	}
 	if (link->own_xact && !link->subscribed &&
 		GetCurrentTimestamp() >= link->subscribe_at)

@@ -121,6 +121,7 @@ note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
 		return false;
 	}
 	shard->floor = fence->version;
+	link->progress++;
 	note_success(shard);
 	return true;
 }

@@ -33,6 +33,8 @@ extern void dq_bridge_reset(DqBridge *bridge);
 /* The subscription's socket for the worker's WaitEventSet, or PGINVALID_SOCKET;
  * changes after a reset or reconnect. */
 extern pgsocket dq_bridge_socket(DqBridge *bridge);
+/* Moves with every page or transfer that succeeded. */
+extern uint64 dq_bridge_progress(DqBridge *bridge);
 /* Earliest due instant known (ms), INT64_MAX none */
 extern int64 dq_bridge_next_due(DqBridge *bridge);
 /* the server is gone from the catalogs and nothing is left to do */

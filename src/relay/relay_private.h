@@ -155,6 +155,9 @@ typedef struct DqLink
 	Oid			umid;			/* the user mapping, InvalidOid: no credentials */
 	TimestampTz blocked_until;	/* after an error, when there are other links */
 	int			failures;
+	uint64		progress;		/* replies that were good */
+	uint64		progress_at_failure;
+	TimestampTz looked_at;		/* at the server's settings */
 	char	   *refusal;		/* why these credentials may not be used */
 	TimestampTz subscribe_at;	/* not before */
 	DqTarget	target;			/* copied into context */

@@ -116,6 +116,30 @@ dq_link_publish(DqLink *link, DqShard *shard)
 	shard->publish = false;
 }
 
+/* What dq_workers shows: not_owner if nothing here is ours. */
+static void
+show_ownership(DqLink *link)
+{
+	DqWorkerSlot *slot = dq_worker_mine();
+	bool		owned = false,
+				refused = false;
+	ListCell   *lc;
+
+	if (slot == NULL)
+		return;
+	foreach(lc, link->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		owned |= shard->state == DQ_SHARD_OPEN || shard->state == DQ_SHARD_FROZEN;
+		refused |= shard->state == DQ_SHARD_NOT_OWNER;
+	}
+	if (refused && !owned && strcmp(slot->state, "running") == 0)
+		dq_worker_state("not_owner");
+	else if (owned && strcmp(slot->state, "not_owner") == 0)
+		dq_worker_state("running");
+}
+
 static void
 publish_all(DqLink *link)
 {
@@ -132,6 +156,8 @@ publish_all(DqLink *link)
 			any = true;
 		}
 	}
+	if (any && link->own_xact)
+		show_ownership(link);
 	if (any)
 		ConditionVariableBroadcast(&dq_shared()->progress);
 }

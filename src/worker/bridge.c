@@ -36,14 +36,10 @@
 #define MAX_SLEEP_MS	1000	/* COMMIT PREPARED by a session without the library
 								 * and waiters for the database send no signal */
 #define CHECK_MS		50		/* between two looks for reasons to leave */
-#define MIN_RETRY_MS	100
-#define MAX_RETRY_MS	1000
 #define YIELD_MS		200		/* while somebody drops the extension, or relays
 								 * by hand */
 #define AWAY_MS			3000	/* from leaving a database that somebody wants */
 #define THRIVE_MS		10000	/* alive so long: no backoff for the next one */
-#define REPEAT_LOG_MS	60000
-#define MAX_LOGGED		8
 
 static Oid	my_server;
 static char my_server_name[NAMEDATALEN];
@@ -53,18 +49,8 @@ static bool in_round = false;	/* ... which is now */
 static TimestampTz round_at;	/* when it began */
 static TimestampTz checked_at = 0;
 static TimestampTz started_at;
+static uint64 progress;			/* the relay's, at the last failure */
 static uint32 wait_event;
-
-/* Failures: logged once per kind while the server is down. */
-static int	failures = 0;		/* in a row */
-static bool was_up = true;		/* since the last failure was logged */
-static bool logged_down = false;
-static struct
-{
-	int			sqlstate;
-	TimestampTz at;
-}			logged[MAX_LOGGED];
-static int	nlogged = 0;
 
 /* A wanted exit: no trace in the log above log_level, no error. */
 static void
@@ -180,7 +166,7 @@ look_around(bool first)
 							 errmsg("dq_bridge: %s", message),
 							 errhint("Run ALTER EXTENSION dq_bridge UPDATE; or restart the server if the library was replaced.")));
 				}
-				leave("version", "version", first ? -1 : MAX_RETRY_MS);
+				leave("version", "version", first ? -1 : MAX_SLEEP_MS);
 				break;
 			}
 		case DQ_LOOK_HERE:
@@ -219,42 +205,6 @@ lock_server(void)
 	return got;
 }
 
-/* Should this failure be logged? Remembers that it was. */
-static bool
-is_news(int sqlstate)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	int			i;
-
-	for (i = 0; i < nlogged; i++)
-	{
-		if (logged[i].sqlstate == sqlstate)
-			break;
-	}
-	/* a server that comes and goes is not news each time */
-	if (i < nlogged &&
-		(!was_up || !TimestampDifferenceExceeds(logged[i].at, now, REPEAT_LOG_MS)))
-		return false;
-	if (i == nlogged)
-	{
-		if (nlogged == MAX_LOGGED)
-			i = 0;
-		else
-			nlogged++;
-	}
-	logged[i].sqlstate = sqlstate;
-	logged[i].at = now;
-	was_up = false;
-	return true;
-}
-
-static bool
-is_outage(int sqlstate)
-{
-	return ERRCODE_TO_CATEGORY(sqlstate) == ERRCODE_CONNECTION_EXCEPTION ||
-		sqlstate == ERRCODE_CANNOT_CONNECT_NOW;
-}
-
 /*
  * After an error in a round: clean up as a backend does between commands, say
  * what happened if it is news. Returns how long to wait before the next round.
@@ -264,6 +214,7 @@ recover(MemoryContext context)
 {
 	ErrorData  *edata;
 	int			sqlstate;
+	long		retry_ms;
 
 	HOLD_INTERRUPTS();
 	MemoryContextSwitchTo(context);
@@ -288,46 +239,14 @@ recover(MemoryContext context)
 	if (sqlstate == ERRCODE_OBJECT_IN_USE || sqlstate == ERRCODE_QUERY_CANCELED)
 		return YIELD_MS;
 
-	if (is_news(sqlstate))
-	{
-		logged_down = true;
-		ereport(WARNING,
-				(errcode(sqlstate),
-				 errmsg("dq_bridge server \"%s\": %s", my_server_name, edata->message),
-				 edata->detail ? errdetail_internal("%s", edata->detail) : 0,
-				 edata->hint ? errhint("%s", edata->hint) : 0,
-				 edata->context ? errcontext("%s", edata->context) : 0));
-	}
-	dq_worker_error(edata->message);
-	dq_worker_state(is_outage(sqlstate) ? "redis_down" : "failing");
+	/* a server that answers now and then is tried again soon */
+	if (dq_bridge_progress(bridge) != progress)
+		dq_failure_soften();
+	progress = dq_bridge_progress(bridge);
+	retry_ms = dq_failure_note(edata, my_server_name);
 	dq_bridge_mark_down(bridge, edata->message);
 	FreeErrorData(edata);
-
-	if (failures < 30)
-		failures++;
-	return Min(MAX_RETRY_MS, MIN_RETRY_MS << Min(failures - 1, 10));
-}
-
-/* A round without an error. */
-static void
-note_success(void)
-{
-	const char *state = dq_worker_mine()->state;
-
-	/* other states are the relay's to set */
-	if (strcmp(state, "starting") == 0 || strcmp(state, "waiting") == 0 ||
-		strcmp(state, "redis_down") == 0 || strcmp(state, "failing") == 0)
-		dq_worker_state("running");
-	if (failures > 0)
-	{
-		failures = 0;
-		dq_worker_reconnected();
-		if (logged_down)
-			ereport(dq_log_level,
-					(errmsg("dq_bridge server \"%s\" answers again", my_server_name)));
-		logged_down = false;
-	}
-	was_up = true;
+	return retry_ms;
 }
 
 /* Returns how long to sleep; in_round is false again. */
@@ -372,7 +291,7 @@ do_round(void)
 	{
 		in_round = false;
 		dq_extension_exit(extension);
-		note_success();
+		dq_failure_over(my_server_name);
 	}
 
 	/* autovacuum learns of our inserts; rate-limited by itself */

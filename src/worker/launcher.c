@@ -34,27 +34,14 @@
 #define NO_SLOT_MS		5000	/* before trying for a worker slot again */
 #define MAX_BACKOFF_S	60
 #define MAX_LOOKS		4		/* at the same time */
-#define COMPLAIN_MS		60000	/* between two warnings of the same kind */
 #define ABSENT_MS		60000	/* a launcher of one database waits that long
 								 * for the extension */
-
-/* A process that this launcher has asked for and that has not ended. */
-typedef struct Child
-{
-	BackgroundWorkerHandle *handle;
-	Oid			dboid;
-	Oid			serverid;		/* InvalidOid: to look */
-} Child;
 
 static Oid	only_database;		/* InvalidOid: all */
 static MemoryContext launcher_context;
 static MemoryContext round_context;
-static List *children = NIL;	/* of Child, in launcher_context */
 static List *seen = NIL;		/* Oids of databases that were poked once */
 static TimestampTz wake_at;
-static bool out_of_slots;
-static TimestampTz short_at = 0;	/* when there was no slot last */
-static TimestampTz complained_at = 0;
 static TimestampTz absent_since = 0;
 
 static void
@@ -64,59 +51,6 @@ wake_by(TimestampTz when)
 		wake_at = when;
 }
 
-/* True: one has ended, so a worker slot is free. */
-static bool
-reap_children(void)
-{
-	bool		any = false;
-	ListCell   *lc;
-
-	foreach(lc, children)
-	{
-		Child	   *child = lfirst(lc);
-		pid_t		pid;
-
-		if (GetBackgroundWorkerPid(child->handle, &pid) == BGWH_STOPPED)
-		{
-			pfree(child->handle);
-			pfree(child);
-			children = foreach_delete_current(children, lc);
-			any = true;
-		}
-	}
-	return any;
-}
-
-/* How many looks are on: they last for milliseconds. */
-static int
-count_looks(void)
-{
-	int			n = 0;
-	ListCell   *lc;
-
-	foreach(lc, children)
-	{
-		if (!OidIsValid(((Child *) lfirst(lc))->serverid))
-			n++;
-	}
-	return n;
-}
-
-static bool
-has_child(Oid dboid, Oid serverid)
-{
-	ListCell   *lc;
-
-	foreach(lc, children)
-	{
-		Child	   *child = lfirst(lc);
-
-		if (child->dboid == dboid && child->serverid == serverid)
-			return true;
-	}
-	return false;
-}
-
 /* 1 s, 2 s, 4 s ... from the start of an attempt to the next */
 static TimestampTz
 backoff(TimestampTz now, int failures)
@@ -124,74 +58,6 @@ backoff(TimestampTz now, int failures)
 	int			seconds = failures > 6 ? MAX_BACKOFF_S : Min(MAX_BACKOFF_S, 1 << failures);
 
 	return TimestampTzPlusMilliseconds(now, seconds * 1000);
-}
-
-/* How many worker processes are needed if everything that is wanted runs. */
-static void
-complain_no_slot(const DqShared *s, TimestampTz now)
-{
-	int			bridges = 0;
-
-	out_of_slots = true;
-	for (int i = 0; i < DQ_MAX_WORKERS; i++)
-	{
-		if (s->workers[i].in_use && s->workers[i].role == DQ_ROLE_BRIDGE)
-			bridges++;
-	}
-	bridges = Max(bridges, 1);
-	/* not when a look is about to give its slot back */
-	if (count_looks() > 0)
-		return;
-	short_at = now;
-	if (complained_at != 0 &&
-		!TimestampDifferenceExceeds(complained_at, now, COMPLAIN_MS))
-		return;
-	complained_at = now;
-	ereport(WARNING,
-			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-			 errmsg("dq_bridge cannot start a worker: no free slot in max_worker_processes (%d)",
-					max_worker_processes),
-			 errdetail("dq_bridge needs %d: 1 launcher + %d for bridges (one per database and server). Logical replication (1 or more), parallel query and other extensions take slots of the same number.",
-					   1 + bridges, bridges),
-			 errhint("Raise max_worker_processes. Until then tasks wait in the outbox.")));
-}
-
-/* Our own table is too small: for hundreds of servers. */
-static void
-complain_no_room(TimestampTz now)
-{
-	if (complained_at != 0 &&
-		!TimestampDifferenceExceeds(complained_at, now, COMPLAIN_MS))
-		return;
-	complained_at = now;
-	ereport(WARNING,
-			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
-			 errmsg("dq_bridge has room for %d worker processes, and more are needed",
-					DQ_MAX_WORKERS),
-			 errhint("Let queues share servers: each server of each database needs a process.")));
-}
-
-static bool
-start_child(const DqShared *s, Oid dboid, Oid serverid, const char *database,
-			const char *server, TimestampTz now)
-{
-	MemoryContext old = MemoryContextSwitchTo(launcher_context);
-	BackgroundWorkerHandle *handle;
-
-	handle = dq_register_bridge(dboid, serverid, database, server);
-	if (handle != NULL)
-	{
-		Child	   *child = palloc(sizeof(*child));
-
-		child->handle = handle;
-		child->dboid = dboid;
-		child->serverid = serverid;
-		children = lappend(children, child);
-	}
-	MemoryContextSwitchTo(old);
-	if (handle == NULL)
-		complain_no_slot(s, now);
-	return handle != NULL;
 }
 
 /*
@@ -297,7 +163,7 @@ has_bridge_slot(const DqShared *s, Oid dboid)
 static void
 start_looks(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
 {
-	int			looks = count_looks();
+	int			looks = dq_children_looks();
 
 	for (int i = 0; i < DQ_MAX_DATABASES; i++)
 	{
@@ -341,11 +207,11 @@ start_looks(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
 		}
 
 		/* their end wakes us */
-		if (has_child(db->dboid, InvalidOid))
+		if (dq_children_have(db->dboid, InvalidOid))
 			continue;
 		if (looks >= MAX_LOOKS)
 			break;
-		started = start_child(copy, db->dboid, InvalidOid, name->name, "", now);
+		started = dq_children_start(copy, db->dboid, InvalidOid, name->name, "", now);
 
 		LWLockAcquire(&s->lock, LW_EXCLUSIVE);
 		entry = dq_database_entry(db->dboid, false);
@@ -368,11 +234,13 @@ start_looks(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
 	}
 }
 
-/* Bridges that are wanted and have no process. */
-static void
+/* Bridges that are wanted and have no process. True: a slot was missing. */
+static bool
 start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz now,
 			  bool slot_freed)
 {
+	bool		out_of_slots = false;
+
 	for (int i = 0; i < DQ_MAX_WORKERS; i++)
 	{
 		const DqWorkerSlot *slot = &copy->workers[i];
@@ -389,7 +257,7 @@ start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz no
 			if (copy->databases[k].dboid == slot->dboid)
 				stopped = copy->databases[k].stopped;
 		}
-		if (name == NULL || stopped || has_child(slot->dboid, slot->serverid))
+		if (name == NULL || stopped || dq_children_have(slot->dboid, slot->serverid))
 			continue;
 		if (slot->not_before > now &&
 			!(slot_freed && strcmp(slot->state, "no_slot") == 0))
@@ -403,8 +271,11 @@ start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz no
 			continue;
 		}
 		if (!out_of_slots)
-			started = start_child(copy, slot->dboid, slot->serverid, name->name,
+		{
+			started = dq_children_start(copy, slot->dboid, slot->serverid, name->name,
 								  slot->server, now);
+			out_of_slots = !started;
+		}
 
 		LWLockAcquire(&s->lock, LW_EXCLUSIVE);
 		if (real->in_use && real->dboid == slot->dboid &&
@@ -415,7 +286,7 @@ start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz no
 				real->not_before = backoff(now, real->failures);
 				real->failures++;
 			}
-			else if (count_looks() == 0)	/* whose end wakes us */
+			else if (dq_children_looks() == 0)	/* whose end wakes us */
 			{
 				real->not_before = TimestampTzPlusMilliseconds(now, NO_SLOT_MS);
 				if (strcmp(real->state, "no_slot") != 0)
@@ -432,6 +303,7 @@ start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz no
 		}
 		LWLockRelease(&s->lock);
 	}
+	return out_of_slots;
 }
 
 /*
@@ -484,17 +356,18 @@ reconcile(void)
 	TimestampTz now;
 	List	   *databases;
 	bool		slot_freed;
+	bool		out_of_slots;
+	TimestampTz short_at;
 
 	now = GetCurrentTimestamp();
 	wake_at = TimestampTzPlusMilliseconds(now, RECONCILE_MS);
-	out_of_slots = false;
 
 	if (s->overflow)
 	{
-		complain_no_room(now);
+		dq_complain_no_room(now);
 		s->overflow = false;
 	}
-	slot_freed = reap_children();
+	slot_freed = dq_children_reap();
 	databases = dq_databases_list(only_database);
 	follow_databases(s, databases);
 	if (OidIsValid(only_database))
@@ -505,12 +378,13 @@ reconcile(void)
 	memcpy(copy, s, sizeof(DqShared));
 	LWLockRelease(&s->lock);
 
-	start_bridges(s, copy, databases, now, slot_freed);
+	out_of_slots = start_bridges(s, copy, databases, now, slot_freed);
 	if (!out_of_slots)
 		start_looks(s, copy, databases, now);
 	else
 		wake_by(TimestampTzPlusMilliseconds(now, NO_SLOT_MS));
 
+	short_at = dq_children_short_at();
 	if (short_at != 0 &&
 		!TimestampDifferenceExceeds(short_at, now, NO_SLOT_MS + 1000))
 	{
@@ -572,7 +446,7 @@ dq_launcher_main(Datum main_arg)
 			sleep_ms = reconcile();
 		else
 		{
-			(void) reap_children();
+			(void) dq_children_reap();
 			dq_worker_state("disabled");
 		}
 		MemoryContextSwitchTo(round_context);

@@ -7,12 +7,36 @@
 
 #include "postgres.h"
 
+#include "datatype/timestamp.h"
+#include "nodes/pg_list.h"
+
 #include "compat.h"
 
 /* ---- launcher.c, bridge.c: entry points, started by register.c -------------- */
 
 extern PGDLLEXPORT void dq_launcher_main(Datum main_arg);
 extern PGDLLEXPORT void dq_bridge_main(Datum main_arg);
+
+/* ---- children.c: processes that the launcher has asked for ---------------------- */
+
+struct DqShared;
+
+extern bool dq_children_reap(void); /* true: some have ended */
+extern bool dq_children_have(Oid dboid, Oid serverid);	/* InvalidOid: a look */
+extern int	dq_children_looks(void);	/* how many looks are on */
+/* false: no worker slot; says so, at most once a minute */
+extern bool dq_children_start(const struct DqShared *s, Oid dboid, Oid serverid,
+							  const char *database, const char *server,
+							  TimestampTz now);
+extern TimestampTz dq_children_short_at(void);	/* no slot then; 0: never */
+extern void dq_complain_no_room(TimestampTz now);
+
+/* ---- failures.c: a bridge's failed rounds ------------------------------------------ */
+
+/* Log if it is news, publish; returns how long to wait before the next, in ms. */
+extern void dq_failure_soften(void);
+extern long dq_failure_note(const ErrorData *edata, const char *server);
+extern void dq_failure_over(const char *server);	/* a round without an error */
 
 /* ---- database.c: a database from outside --------------------------------------- */
 

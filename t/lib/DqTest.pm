@@ -25,6 +25,9 @@ our @EXPORT = qw(poll_until now_ms long_run rounds multiset_diff is_books);
 # waited out by a test that fails.
 our $DEADLINE = 60 * ($ENV{DQ_SLOW} || 1);
 
+# A test that dies says why where prove and ./dev check show it.
+$SIG{__DIE__} = sub { diag($_[0]) if defined $^S && !$^S; };
+
 sub now_ms { return int(time() * 1000); }
 
 # ./dev check --long: the full numbers of the acceptance list
