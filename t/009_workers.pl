@@ -100,8 +100,8 @@ for my $set ("statement_timeout = '500ms'", "idle_in_transaction_session_timeout
 {
 	$t->sql("SET default_transaction_read_only = off; ALTER DATABASE postgres SET $set");
 }
-$t->sql("SET default_transaction_read_only = off; SELECT dq_worker_stop()");
-$t->sql("SET default_transaction_read_only = off; SELECT dq_worker_start()");
+$t->sql("SET default_transaction_read_only = off; SELECT public.dq_worker_stop()");
+$t->sql("SET default_transaction_read_only = off; SELECT public.dq_worker_start()");
 sleep(1.5);
 $t->sql("SET default_transaction_read_only = off; SELECT public.dq_offer('public.q', 'g12')");
 works('G12 the worker goes on under hostile settings of the database', offered => 'g12');
