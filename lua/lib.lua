@@ -158,35 +158,38 @@ local function twin_range(field)
   return '[' .. p, '[' .. p .. string.rep('\255', 15)
 end
 
--- WRITES. Forget the index entries of a task that left the pending set.
+-- WRITES. Forget the index entries of a task that left the pending set. 1 if there
+-- were any.
 local function unindex_write(id, payload, due)
-  if #id ~= 8 then return end
+  if #id ~= 8 then return 0 end
   local key = call('HGET', INDEX, 'i' .. id)
   if key then
     call('HDEL', INDEX, 'i' .. id)
     local place = call('HGET', INDEX, 'k' .. key)
     if place and sub(place, 7) == id then call('HDEL', INDEX, 'k' .. key) end
-    return
+    return 1
   end
   local field = payload_field(payload)
   local place = call('HGET', INDEX, field)
-  if not place then return end
   if place == 't' then
-    call('ZREM', TWINS, twin(field, six(tonumber(due)) .. id))
+    local n = call('ZREM', TWINS, twin(field, six(tonumber(due)) .. id))
     if call('ZLEXCOUNT', TWINS, twin_range(field)) == 0 then call('HDEL', INDEX, field) end
-  elseif sub(place, 7) == id then
-    call('HDEL', INDEX, field)
+    return n
+  elseif place and sub(place, 7) == id then
+    return call('HDEL', INDEX, field)
   end
+  return 0
 end
 
--- WRITES. Take a member out of the pending set. 1 if it was there.
+-- WRITES. Take a member out of the pending set. Returns how many were taken, and
+-- how many of them the index knew.
 local function take_write(member)
   local due = call('ZSCORE', PENDING, member)
-  if not due then return 0 end
+  if not due then return 0, 0 end
   call('ZREM', PENDING, member)
   local kind, id, payload = parse(member)
-  if kind == 'n' then unindex_write(id, payload, due) end
-  return 1
+  if kind ~= 'n' then return 1, 0 end
+  return 1, unindex_write(id, payload, due)
 end
 
 -- WRITES. An entry that names a task which is not pending: a foreign transfer or
@@ -253,7 +256,8 @@ local function find(element, due, id, skip)
   end
 end
 
--- Are there tasks that the index does not know? (foreign producers, index off)
+-- Are there tasks that the index does not know, or entries of tasks that others
+-- took? (foreign producers and transfers, index off)
 local function unindexed()
-  return call('ZCARD', PENDING) > tonumber(call('HGET', FENCE, 'indexed') or '0')
+  return call('ZCARD', PENDING) ~= tonumber(call('HGET', FENCE, 'indexed') or '0')
 end

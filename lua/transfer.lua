@@ -87,9 +87,22 @@ if t > 0 and call('EXISTS', INDEX) == 1 then
   end
 end
 
--- Taking needs the right to take before anything is pushed: an empty removal
--- fails here, not after the push.
+-- Rights that are needed after the push fail here, before it: empty removals.
 call('ZREMRANGEBYRANK', PENDING, 1, 0)
+call('HDEL', INDEX, '')
+call('ZREM', TWINS, '')
+call('HINCRBY', FENCE, 'ver:' .. source, 1)
+for _, m in ipairs(bad) do
+  local _, why = parse(m)
+  call('HSET', BAD, m, why .. '|' .. call('ZSCORE', PENDING, m) .. '|' .. now)
+end
+for i = 1, p, 1000 do
+  local e = i + 999
+  if e > p then e = p end
+  call('RPUSH', READY, unpack(push, i, e))
+end
+-- the page is the beginning of the set, by rank
+call('ZREMRANGEBYRANK', PENDING, 0, n - 1)
 if #drop > 0 then call('HDEL', INDEX, unpack(drop)) end
 if #drop_twins > 0 then
   call('ZREM', TWINS, unpack(drop_twins))
@@ -97,17 +110,5 @@ if #drop_twins > 0 then
     if call('ZLEXCOUNT', TWINS, twin_range(field)) == 0 then call('HDEL', INDEX, field) end
   end
 end
-for i = 1, p, 1000 do
-  local e = i + 999
-  if e > p then e = p end
-  call('RPUSH', READY, unpack(push, i, e))
-end
-for _, m in ipairs(bad) do
-  local _, why = parse(m)
-  call('HSET', BAD, m, why .. '|' .. call('ZSCORE', PENDING, m) .. '|' .. now)
-end
--- the page is the beginning of the set, by rank
-call('ZREMRANGEBYRANK', PENDING, 0, n - 1)
 if known > 0 then call('HINCRBY', FENCE, 'indexed', -known) end
-call('HINCRBY', FENCE, 'ver:' .. source, 1)
 return reply(OK, source, p, #bad, oldest, call('HLEN', HOLD), full)

@@ -21,9 +21,14 @@ sub works
 
 	$n++;
 	$t->sql("SELECT dq_offer('$q', 'w$n')", %o) unless $o{offered};
-	my $got = ($o{redis} || $r)->cmd('BLPOP', $q, $o{within} || 30);
+	my $expected = $o{offered} || "w$n";
+	my $got;
+	# skip: to a server that this database has not known, or not lately, tasks of
+	# the replay window are sent again
+	do { $got = ($o{redis} || $r)->cmd('BLPOP', $q, $o{within} || 30); }
+	while ($got && $o{skip} && $got->[1] ne $expected);
 	local $Test::Builder::Level = $Test::Builder::Level + 1;
-	is($got && $got->[1], $o{offered} || "w$n", $name)
+	is($got && $got->[1], $expected, $name)
 	  or diag($t->sql("SELECT queue, state, last_error FROM dq_stats", %o) . "\n" . $t->sql("SELECT pid, role, database, server, state, last_error FROM dq_workers", %o));
 }
 
@@ -192,7 +197,7 @@ $t->sync;
 $r->cmd('FLUSHALL');
 $r->cmd('SCRIPT', 'FLUSH');
 $t->sql("SELECT dq_offer('q', 'after the flood')");
-# tasks of the last second may come again, so look for this one
+# tasks of the replay window may come again, so look for this one
 ok(poll_until(sub { my $got = $r->cmd('BLPOP', 'q', 1); $got && $got->[1] eq 'after the flood' }),
 	'A12 FLUSHALL under an idle worker: a new task arrives');
 ok(poll_until(sub { $r->cmd('ZCARD', 'redisson_delay_queue_timeout:{q}') >= 1 }), 'A12 and what was pending is back');
@@ -209,17 +214,17 @@ my $r2 = DqTest::Redis->new(name => 'moved');
 $t->sql("ALTER SERVER redis OPTIONS (SET socket '" . $r2->socket . "')");
 $s->run("SELECT count(*) FROM q");
 $r2->cmd('ZADD', 'redisson_delay_queue_timeout:{q}', '4e12', DqTest::Redis::pack_member('12345678', 'over here'));
-is($s->run("SELECT payload FROM q"), 'over here', 'E7 ALTER SERVER acts at the next statement of an open session');
-works('E7 and in the worker', redis => $r2);
+is($s->run("SELECT payload FROM q WHERE payload = 'over here'"), 'over here', 'E7 ALTER SERVER acts at the next statement of an open session');
+works('E7 and in the worker', redis => $r2, skip => 1);
 $t->sql("ALTER SERVER redis OPTIONS (SET socket '" . $r->socket . "')");
-works('and back');
+works('and back', skip => 1);
 $s->quit;
 
 # E14: credentials
 my $password = "p w'\"%s%@\\\xc3\xa9";
 (my $quoted = $password) =~ s/'/''/g;
-$r->cmd('ACL', 'SETUSER', 'odd user', 'on', ">$password", '~*', '&*', '+@all');
-$t->sql("CREATE USER MAPPING FOR CURRENT_USER SERVER redis OPTIONS (username 'odd user', password '$quoted')");
+$r->cmd('ACL', 'SETUSER', 'odd-user%s', 'on', ">$password", '~*', '&*', '+@all');
+$t->sql("CREATE USER MAPPING FOR CURRENT_USER SERVER redis OPTIONS (username 'odd-user%s', password '$quoted')");
 is($t->sql("SELECT count(*) >= 0 FROM q"), 't', 'E14 a password of odd characters works');
 works('E14 for the worker too');
 $t->sql("ALTER USER MAPPING FOR CURRENT_USER SERVER redis OPTIONS (SET password 'wr%song')");

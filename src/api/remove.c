@@ -60,29 +60,22 @@ record_member(DqQueue *queue, int32 shard, int64 due, bytea *member)
 }
 
 /*
- * No certain answer: each shard removes what the element names when it comes to
- * it. A key lives in one shard only.
+ * No certain answer: one row, in the shard where the element would live as a key.
+ * The relay looks up what it names when everything before it is applied.
  */
 static void
 record_element(DqQueue *queue, bytea *element, bool key_only)
 {
 	int			home = dq_shard_of_key(VARDATA_ANY(element), VARSIZE_ANY_EXHDR(element),
 									   queue->nshards);
-	int			i;
+	DqRow		row;
 
-	for (i = 0; i < queue->nshards; i++)
-	{
-		DqRow		row;
-
-		if (key_only && i != home)
-			continue;
-		memset(&row, 0, sizeof(row));
-		row.seq = dq_outbox_next(&row.id);
-		row.shard = queue->shard_no[i];
-		row.op = key_only ? DQ_OP_REMOVE_KEY : DQ_OP_REMOVE_ELEMENT;
-		row.key = element;
-		dq_outbox_insert(&row, queue->serverid);
-	}
+	memset(&row, 0, sizeof(row));
+	row.seq = dq_outbox_next(&row.id);
+	row.shard = queue->shard_no[home];
+	row.op = key_only ? DQ_OP_REMOVE_KEY : DQ_OP_REMOVE_ELEMENT;
+	row.key = element;
+	dq_outbox_insert(&row, queue->serverid);
 }
 
 /* ---- asking Redis ---- */
@@ -142,6 +135,7 @@ look(Asking *asking)
 	const char *source = dq_source_get(true)->id;
 	List	   *skip = dq_own_removed(queue, asking->element);
 	int			best = -1;
+	bool		scanned = false;
 	int			i;
 
 	redis = dq_redis_get(&target);
@@ -169,7 +163,7 @@ again:
 											   asking->found[best].due)))
 			best = i;
 	}
-	for (i = 0; best < 0 && i < queue->nshards; i++)
+	for (i = 0; (best < 0 || scanned) && i < queue->nshards; i++)
 	{
 		DqFound    *f = &asking->found[i];
 		char	   *score = NULL;
@@ -198,7 +192,9 @@ again:
 		if (f->found)
 		{
 			f->how = 'p';
-			best = i;
+			scanned = true;
+			if (best < 0 || f->due < asking->found[best].due)
+				best = i;
 		}
 	}
 	return best;

@@ -179,6 +179,10 @@ extern bool dq_outbox_is_covered(int32 shard, const DqSnapshot *prev,
  * oldest is (0: unknown). Counts at most a million. */
 extern void dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest);
 
+/* Is there a row of the shard with this token, from that transaction on? */
+extern bool dq_outbox_has_token(int32 shard, FullTransactionId from, const bytea *token,
+								Snapshot snapshot);
+
 /* ---- rotate.c ---------------------------------------------------------------------- */
 
 extern int	dq_outbox_current(void);	/* table that takes new rows */

@@ -26,6 +26,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 #include "utils/xid8.h"
 
@@ -54,6 +55,8 @@ enum
 #define ANUM_DUE	3
 #define ANUM_SHARD	6
 #define ANUM_TLI	7
+#define ANUM_SOURCE	8
+#define ANUM_PLACE	9
 
 typedef struct Rotation
 {
@@ -238,12 +241,33 @@ write_round(Relation rel, int64 round, int table, int emptied, const char *compl
 	CommandCounterIncrement();
 }
 
-/* Under the exclusive lock: is every row in Redis by the stored marks? */
+/* Shards whose server is gone: what was committed for them can go nowhere. */
+static List *
+lost_shards(void)
+{
+	List	   *lost = NIL;
+	ListCell   *lc;
+
+	foreach(lc, dq_shards_list(InvalidOid))
+	{
+		DqShardRow *row = lfirst(lc);
+
+		if (!SearchSysCacheExists1(FOREIGNSERVEROID, ObjectIdGetDatum(row->serverid)))
+			lost = lappend_int(lost, row->no);
+	}
+	return lost;
+}
+
+/*
+ * Under the exclusive lock: is every row in Redis by the stored marks? Rows of
+ * another source (a copy has its original's) are nobody's here.
+ */
 static bool
 nothing_is_needed(Relation rel, Snapshot snapshot, int64 *last_due)
 {
 	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
+	List	   *lost = lost_shards();
 	List	   *shards = NIL;
 	List	   *marks = NIL;
 	bool		free = true;
@@ -256,11 +280,16 @@ nothing_is_needed(Relation rel, Snapshot snapshot, int64 *last_due)
 		int64		due = DatumGetInt64(slot_getattr(slot, ANUM_DUE, &isnull));
 		int32		shard = DatumGetInt32(slot_getattr(slot, ANUM_SHARD, &isnull));
 		uint32		tli = (uint32) DatumGetInt32(slot_getattr(slot, ANUM_TLI, &isnull));
+		DqRow		row;
 		DqSnapshot *mark = NULL;
 		ListCell   *s,
 				   *m;
 
 		CHECK_FOR_INTERRUPTS();
+		row.source = DatumGetInt32(slot_getattr(slot, ANUM_SOURCE, &isnull));
+		row.place = DatumGetInt32(slot_getattr(slot, ANUM_PLACE, &isnull));
+		if (!dq_row_is_ours(&row) || list_member_int(lost, shard))
+			continue;
 		*last_due = Max(*last_due, due);
 		forboth(s, shards, m, marks)
 		{

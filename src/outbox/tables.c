@@ -458,6 +458,24 @@ dq_outbox_is_covered(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
 	return covered;
 }
 
+bool
+dq_outbox_has_token(int32 shard, FullTransactionId from, const bytea *token,
+					Snapshot snapshot)
+{
+	DqOutboxScan *scan = dq_outbox_scan_begin(shard, from,
+											  FullTransactionIdFromU64(PG_UINT64_MAX),
+											  snapshot);
+	DqRow		row;
+	bool		found = false;
+
+	while (!found && dq_outbox_scan_next(scan, &row, true))
+		found = row.token && VARSIZE_ANY(row.token) == VARSIZE_ANY(token) &&
+			memcmp(VARDATA_ANY(row.token), VARDATA_ANY(token),
+				   VARSIZE_ANY_EXHDR(token)) == 0;
+	dq_outbox_scan_end(scan);
+	return found;
+}
+
 void
 dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest)
 {

@@ -127,17 +127,3 @@ dq_page_remove_key(DqPage *page, const bytea *key)
 	page_add(page, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key), true);
 	page->nops++;
 }
-
-void
-dq_page_remove_element(DqPage *page, const bytea *element)
-{
-	DqArg		due,
-				id;
-
-	dq_element_id(element, &due, &id);
-	page_add(page, "e", 1, false);
-	page_add(page, VARDATA_ANY(element), VARSIZE_ANY_EXHDR(element), true);
-	page_add(page, due.data, due.len, true);
-	page_add(page, id.data, id.len, true);
-	page->nops++;
-}

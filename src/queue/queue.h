@@ -240,8 +240,7 @@ extern DqPage *dq_page_create(MemoryContext parent);
 extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
 						  const bytea *payload, const bytea *key);
 extern void dq_page_remove(DqPage *page, const bytea *member, const bytea *token);
-/* a remove that could not look: resolved when it is applied */
-extern void dq_page_remove_element(DqPage *page, const bytea *element);
+/* the task with this key, whichever it is then */
 extern void dq_page_remove_key(DqPage *page, const bytea *key);
 
 /* Six bytes of due and eight of id, big-endian: where a task is, in the index. */

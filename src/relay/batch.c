@@ -214,6 +214,10 @@ collect_row(DqShard *shard, const DqRow *row)
 	DqGroup    *group = batch->ngroups > 0 ? &batch->groups[batch->ngroups - 1] : NULL;
 
 	batch->rows++;
+	if (row->op != DQ_OP_OFFER)
+		batch->removes++;
+	if (row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_REMOVE_KEY)
+		batch->deferred++;
 	if (group && FullTransactionIdEquals(group->xid, row->xid))
 	{
 		group->last_seq = Max(group->last_seq, row->seq);
@@ -337,8 +341,9 @@ collect(DqShard *shard, DqOutboxScan *scan, TimestampTz deadline)
 
 /* ---- cutting ---- */
 
-static void
-add_row(DqCut *cut, const DqRow *row)
+/* false: it has to be resolved first */
+static bool
+add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 {
 	switch (row->op)
 	{
@@ -350,7 +355,22 @@ add_row(DqCut *cut, const DqRow *row)
 			dq_page_remove(cut->page, row->member, row->token);
 			break;
 		case DQ_OP_REMOVE_ELEMENT:
-			dq_page_remove_element(cut->page, row->key);
+			if (batch->resolved_seq != row->seq)
+			{
+				/* what stands before it must be applied when it is looked up */
+				if (cut->page->nops == 0)
+				{
+					MemoryContext old = MemoryContextSwitchTo(batch->context);
+
+					batch->element = palloc(sizeof(DqRow));
+					*batch->element = *row;
+					batch->element->key = (bytea *) pg_detoast_datum_copy((struct varlena *) row->key);
+					MemoryContextSwitchTo(old);
+				}
+				return false;
+			}
+			if (batch->resolved)
+				dq_page_remove(cut->page, batch->resolved, NULL);
 			break;
 		case DQ_OP_REMOVE_KEY:
 			dq_page_remove_key(cut->page, row->key);
@@ -361,6 +381,7 @@ add_row(DqCut *cut, const DqRow *row)
 					 errmsg("outbox row " INT64_FORMAT " has unknown operation \"%c\"",
 							row->seq, row->op)));
 	}
+	return true;
 }
 
 static inline bool
@@ -380,13 +401,15 @@ cut_page(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 	DqPage	   *page = dq_page_create(shard->context);
 	DqCut	   *cut = MemoryContextAllocZero(page->context, sizeof(DqCut));
 	MemoryContext old = MemoryContextSwitchTo(scratch);
+	int			rows = 0;
 	int64		last = batch->after_last,
 				seq = batch->after_seq;
 	DqRow		row;
+	bool		stop = false;
 
 	cut->page = page;
 	cut->first = !batch->started;
-	while (batch->group < batch->ngroups && !page_is_full(page))
+	while (batch->group < batch->ngroups && !page_is_full(page) && !stop)
 	{
 		DqGroup    *group = &batch->groups[batch->group];
 		int64		from = batch->cut_seq;
@@ -408,7 +431,12 @@ cut_page(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 							(errcode(ERRCODE_DATA_CORRUPTED),
 							 errmsg("a committed row of outbox table %u has vanished",
 									group->table)));
-				add_row(cut, &row);
+				if (!add_row(batch, cut, &row))
+				{
+					stop = true;
+					break;
+				}
+				rows++;
 				last = group->last_seq;
 				seq = row.seq;
 			}
@@ -436,7 +464,12 @@ cut_page(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 				batch->cut_seq = 0;
 				break;
 			}
-			add_row(cut, &row);
+			if (!add_row(batch, cut, &row))
+			{
+				stop = true;
+				break;
+			}
+			rows++;
 			last = group->last_seq;
 			seq = row.seq;
 			batch->cut_seq = row.seq;
@@ -445,7 +478,12 @@ cut_page(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 		}
 	}
 	MemoryContextSwitchTo(old);
-	batch->rows -= page->nops;
+	batch->rows -= rows;
+	if (stop && rows == 0)
+	{
+		MemoryContextDelete(page->context);
+		return NULL;
+	}
 	cut->done = batch->group >= batch->ngroups;
 	snprintf(cut->position, sizeof(cut->position), "%s|" INT64_FORMAT ":" INT64_FORMAT "|%d",
 			 batch->nonce, last, seq, cut->done ? 1 : 0);
@@ -494,7 +532,7 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		DqShard    *shard = lfirst(lc);
 
 		if (wants_rows(shard, now) &&
-			(shard->batch ? !shard->batch->last_cut :
+			(shard->batch ? !shard->batch->last_cut && !shard->batch->element :
 			 (!shard->looked || shard->completions != completions)))
 			any = true;
 	}
@@ -533,6 +571,7 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		if (!batch->collected)
 		{
 			collect(shard, scan, deadline);
+			shard->catching_up &= !batch->collected;
 			if (!batch->collected)
 			{
 				more = true;
@@ -550,7 +589,14 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		}
 		if (batch->last_cut)
 			continue;
+		if (batch->element)
+			continue;			/* resolve.c has it */
 		shard->prepared = cut_page(shard, scan, scratch);
+		if (shard->prepared == NULL)
+		{
+			more = true;
+			continue;
+		}
 		if (shard->prepared->done)
 		{
 			if (may_close(batch, cur))

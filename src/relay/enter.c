@@ -37,6 +37,7 @@ dq_shard_forget(DqShard *shard, DqShardState state)
 	shard->broken = false;
 	shard->want_thaw = false;
 	shard->looked = false;
+	shard->catching_up = true;
 	shard->transfer_more = false;
 	shard->publish = true;
 }
@@ -308,6 +309,7 @@ dq_shards_enter(DqLink *link)
 				strlcpy(shard->session, fence.session, sizeof(shard->session));
 				shard->floor = fence.version;
 				shard->state = shard->producer ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+				shard->mark_wanted = true;
 				shard->failures = 0;
 				shard->parked = false;
 				shard->blocked_until = 0;

@@ -171,6 +171,15 @@ send_page(DqLink *link, DqShard *shard)
 static bool
 is_due(const DqLink *link, const DqShard *shard, int64 now_ms)
 {
+	const DqBatch *batch = shard->batch;
+
+	/*
+	 * What was removed without an answer is applied before any later transfer;
+	 * other removals too, unless they stand in a backlog.
+	 */
+	if (shard->catching_up ||
+		(batch && (batch->deferred > 0 || (batch->removes > 0 && batch->rows < 5000))))
+		return false;
 	return !link->no_transfer && shard->state == DQ_SHARD_OPEN && !shard->producer && !shard->paused &&
 		OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
 		!shard->transfer_in_flight &&
@@ -197,17 +206,17 @@ dq_exchange_send(DqLink *link)
 		if (shard->blocked_until > now || shard->broken)
 			continue;
 
+		if (shard->prepared)
+		{
+			send_page(link, shard);
+			sent = true;
+		}
 		if (is_due(link, shard, now_ms))
 		{
 			dq_op_transfer_send(link->redis, &shard->keys, shard->session,
 								shard->floor, link->source, now_ms, TRANSFER_PAGE);
 			add_request(link, DQ_REQ_TRANSFER, shard);
 			shard->transfer_in_flight = true;
-			sent = true;
-		}
-		if (shard->prepared)
-		{
-			send_page(link, shard);
 			sent = true;
 		}
 		if (shard->state == DQ_SHARD_FROZEN && shard->want_thaw &&
@@ -379,6 +388,7 @@ receive_thaw(DqLink *link, DqRequest *request)
 	else if (note_fence(link, shard, &fence))
 	{
 		shard->state = DQ_SHARD_OPEN;
+		shard->mark_wanted = true;	/* one may have been lost with a worker */
 		shard->want_thaw = false;
 		shard->publish = true;
 	}

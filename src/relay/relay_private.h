@@ -8,6 +8,7 @@
  *	  connections.c the connections of a link
  *	  enter.c	 coming to a shard: may we, with which session (PO 5, PO 7)
  *	  batch.c	 which rows, in which order, in which pages (PO 1 to 3)
+ *	  resolve.c	 removals that named no exact task
  *	  exchange.c what is sent and what the replies mean (PO 4, PO 6)
  *	  hand.c	 the same without a worker
  */
@@ -63,6 +64,13 @@ typedef struct DqBatch
 	bool		last_cut;		/* its last page has been cut */
 	bool		thaws;			/* cur was taken after entering (PO 7) */
 	int64		rows;			/* collected, minus those cut */
+	/* removals among them: due tasks wait for these */
+	int64		removes;
+	int64		deferred;		/* that could not look when they were made */
+	/* a deferred one that stands next: what it names now (resolve.c) */
+	DqRow	   *element;		/* NULL: none waits */
+	int64		resolved_seq;
+	bytea	   *resolved;		/* exact member here, NULL: nothing here */
 } DqBatch;
 
 typedef struct DqCut
@@ -106,6 +114,7 @@ typedef struct DqShard
 	int			pages_in_flight;
 	bool		transfer_in_flight;
 	bool		other_in_flight;	/* status or thaw */
+	bool		catching_up;	/* not looked at the outbox since it was (re)found */
 	bool		broken;			/* a page in flight was refused: drop what follows (PO 4) */
 	char	   *blame;			/* whose it is, not_owner */
 	bool		lease_elsewhere;	/* same source, other place, alive */
@@ -232,6 +241,9 @@ extern char *dq_batch_old(DqShard *shard);
  * there is more to do at once. */
 extern uint64 dq_completion_count(void);
 extern bool dq_batches_prepare(DqLink *link, TimestampTz deadline);
+
+/* resolve.c */
+extern void dq_resolve_elements(DqLink *link);
 
 /* exchange.c */
 extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */

@@ -263,6 +263,7 @@ dq_link_round(DqLink *link)
 		dq_link_connect(link);
 		dq_link_messages(link);
 		dq_shards_enter(link);
+		dq_resolve_elements(link);
 		more = dq_batches_prepare(link, slice);
 		if (dq_exchange_send(link))
 		{
