@@ -35,9 +35,9 @@ local first = head()
 -- The first write, and one that is refused when memory is short.
 call('HINCRBY', FENCE, 'ver:' .. source, 1)
 -- Rights that are needed later fail here, before any task has moved.
-call('ZREM', PENDING, '')
-call('HDEL', INDEX, '')
-call('ZREM', TWINS, '')
+call('ZREM', PENDING, NOTHING)
+call('HDEL', INDEX, NOTHING)
+call('ZREM', TWINS, NOTHING)
 
 local added, removed, indexed = 0, 0, 0
 local zadd, hset, twins, dead = {}, {}, {}, {}

@@ -54,6 +54,9 @@ local function refused(session, least, source)
   if version < least then return BEHIND end
 end
 
+-- No task and no index entry is called so: removing it asks for the right alone.
+local NOTHING = '\0dq_bridge:nothing'
+
 -- ---- members: struct.pack('Bc0Lc0', #id, id, #payload, payload) -------------
 
 local function pack(id, payload)

@@ -89,8 +89,8 @@ end
 
 -- Rights that are needed after the push fail here, before it: empty removals.
 call('ZREMRANGEBYRANK', PENDING, 1, 0)
-call('HDEL', INDEX, '')
-call('ZREM', TWINS, '')
+call('HDEL', INDEX, NOTHING)
+call('ZREM', TWINS, NOTHING)
 call('HINCRBY', FENCE, 'ver:' .. source, 1)
 for _, m in ipairs(bad) do
   local _, why = parse(m)

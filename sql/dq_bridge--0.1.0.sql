@@ -53,6 +53,7 @@ CREATE TABLE @extschema@.dq_shards (
   shard pg_catalog.int4 NOT NULL,
   shards pg_catalog.int4 NOT NULL,
   indexed pg_catalog.bool NOT NULL,
+  relid pg_catalog.oid NOT NULL,        -- of the table that registered it
   UNIQUE (server, name)
 );
 COMMENT ON TABLE @extschema@.dq_shards IS

@@ -21,6 +21,9 @@ extern bool dq_has_any_right(Oid relid);
 extern void dq_require_owner(const DqQueue *queue);
 /* Lock the queue's table as an operation does and return the definition. */
 extern DqQueue *dq_queue_open(Oid relid);
+/* Is the server known to be down? 08006 for on_outage error */
+extern bool dq_is_known_down(DqQueue *queue);
+extern void dq_raise_outage(const DqQueue *queue);
 /* 55000 for role producer */
 extern void dq_require_not_producer(const DqQueue *queue, const char *what);
 

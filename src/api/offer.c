@@ -60,6 +60,8 @@ dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key)
 				 errmsg("queue \"%s\" keeps no index, so its tasks can have no key",
 						queue->relname),
 				 errhint("Set option index of the foreign table to \"on\".")));
+	if (queue->on_outage == DQ_OUTAGE_ERROR && dq_is_known_down(queue))
+		dq_raise_outage(queue);
 	dq_shards_resolve(queue);
 	memset(&row, 0, sizeof(row));
 	row.seq = dq_outbox_next(&row.id);

@@ -123,7 +123,7 @@ refuse_foreign_owner(Asking *asking, const DqFound *found)
 }
 
 /*
- * One look at all shards; -1: nothing there. Where the index misses and tasks
+ * One look at all shards; -1: nothing there, -2: not within remove_timeout. Where the index misses and tasks
  * exist that it does not know, they are searched in bounded steps.
  */
 static int
@@ -187,6 +187,9 @@ again:
 			}
 			if (ended)
 				break;
+			/* the relay goes on with it, in its own time */
+			if (GetCurrentTimestamp() >= asking->deadline)
+				return -2;
 			CHECK_FOR_INTERRUPTS();
 		}
 		if (f->found)
@@ -250,22 +253,6 @@ is_outage(int sqlstate)
 		sqlstate == ERRCODE_READ_ONLY_SQL_TRANSACTION;
 }
 
-/* The bridge has lost the server and says so: do not even try (G7). */
-static bool
-is_known_down(Asking *asking)
-{
-	DqShardStats stats;
-	int			i;
-
-	if (!dq_bridge_alive(MyDatabaseId, asking->queue->serverid))
-		return false;
-	for (i = 0; i < asking->queue->nshards; i++)
-		if (dq_stats_get(MyDatabaseId, asking->queue->shard_no[i], &stats) &&
-			strcmp(stats.state, "redis_down") == 0)
-			return true;
-	return false;
-}
-
 /*
  * -2: no certain answer; -1: not pending; else the shard that has it. The
  * snapshot is taken first: what it sees is what was committed before the call.
@@ -278,7 +265,7 @@ ask(Asking *asking)
 	volatile int result = -2;
 	volatile bool down = false;
 
-	if (is_known_down(asking))
+	if (dq_is_known_down(asking->queue))
 		down = true;
 	else
 	{
@@ -289,6 +276,8 @@ ask(Asking *asking)
 			{
 				int			best = look(asking);
 
+				if (best == -2)
+					break;
 				if (is_covered(asking, snapshot))
 				{
 					result = best;
@@ -312,10 +301,7 @@ ask(Asking *asking)
 		UnregisterSnapshot(snapshot);
 	}
 	if (down && !asking->key_only && asking->queue->on_outage == DQ_OUTAGE_ERROR)
-		ereport(ERROR,
-				(errcode(ERRCODE_CONNECTION_FAILURE),
-				 errmsg("Redis of queue \"%s\" does not answer", asking->queue->relname),
-				 errhint("With option on_outage \"defer\" the removal is recorded instead.")));
+		dq_raise_outage(asking->queue);
 	return result;
 }
 

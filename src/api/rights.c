@@ -40,6 +40,32 @@ dq_has_any_right(Oid relid)
 								  ACLMASK_ANY) == ACLCHECK_OK;
 }
 
+/* The bridge has lost the server and says so: do not even try (G7). */
+bool
+dq_is_known_down(DqQueue *queue)
+{
+	DqShardStats stats;
+	int			i;
+
+	if (!dq_bridge_alive(MyDatabaseId, queue->serverid))
+		return false;
+	dq_shards_resolve(queue);
+	for (i = 0; i < queue->nshards; i++)
+		if (dq_stats_get(MyDatabaseId, queue->shard_no[i], &stats) &&
+			strcmp(stats.state, "redis_down") == 0)
+			return true;
+	return false;
+}
+
+void
+dq_raise_outage(const DqQueue *queue)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_CONNECTION_FAILURE),
+			 errmsg("Redis of queue \"%s\" does not answer", queue->relname),
+			 errhint("With option on_outage \"defer\" the operation is recorded instead.")));
+}
+
 void
 dq_require_owner(const DqQueue *queue)
 {

@@ -71,6 +71,7 @@ typedef struct DqShardRow
 	int			shard;			/* i */
 	int			nshards;
 	bool		index;			/* as last seen */
+	Oid			relid;			/* of the table that registered it, perhaps gone */
 } DqShardRow;
 
 /* Fill queue->shard_no, registering in this transaction what is missing. */

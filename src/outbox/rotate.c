@@ -241,7 +241,10 @@ write_round(Relation rel, int64 round, int table, int emptied, const char *compl
 	CommandCounterIncrement();
 }
 
-/* Shards whose server is gone: what was committed for them can go nowhere. */
+/*
+ * Shards whose server and table are gone: what was committed for them can go
+ * nowhere. (A table alone is enough: after pg_upgrade servers have new OIDs.)
+ */
 static List *
 lost_shards(void)
 {
@@ -252,7 +255,8 @@ lost_shards(void)
 	{
 		DqShardRow *row = lfirst(lc);
 
-		if (!SearchSysCacheExists1(FOREIGNSERVEROID, ObjectIdGetDatum(row->serverid)))
+		if (!SearchSysCacheExists1(FOREIGNSERVEROID, ObjectIdGetDatum(row->serverid)) &&
+			!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(row->relid)))
 			lost = lappend_int(lost, row->no);
 	}
 	return lost;

@@ -19,6 +19,7 @@
 #include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 
 enum
 {
@@ -28,7 +29,8 @@ enum
 	Anum_shards_shard,
 	Anum_shards_shards,
 	Anum_shards_indexed,
-	Natts_shards = Anum_shards_indexed
+	Anum_shards_relid,
+	Natts_shards = Anum_shards_relid
 };
 
 static bytea *
@@ -42,22 +44,111 @@ bytes_of(const char *str)
 	return result;
 }
 
-static int32
-find_shard(Relation rel, Oid serverid, const char *name)
+static bool
+server_exists(Oid serverid)
+{
+	return SearchSysCacheExists1(FOREIGNSERVEROID, ObjectIdGetDatum(serverid));
+}
+
+/*
+ * The row of a shard: by server and name. pg_upgrade gives servers new OIDs but
+ * keeps those of tables, so a row that the queue's own table has registered under
+ * another server is the same shard; so is one whose server is no more.
+ */
+static HeapTuple
+find_row(Relation rel, const DqQueue *queue, const char *name)
 {
 	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
-	HeapTuple	tuple = dq_store_find(rel, snapshot, serverid, name);
-	int32		no = 0;
+	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, snapshot, 0, NULL);
+	size_t		len = strlen(name);
+	HeapTuple	tuple,
+				found = NULL;
+	int			quality = 0;
 
-	if (tuple)
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
-		bool		isnull;
+		Datum		values[Natts_shards];
+		bool		nulls[Natts_shards];
+		bytea	   *value;
+		Oid			serverid;
+		int			match = 0;
 
-		no = DatumGetInt32(heap_getattr(tuple, Anum_shards_no,
-										RelationGetDescr(rel), &isnull));
+		heap_deform_tuple(tuple, RelationGetDescr(rel), values, nulls);
+		value = DatumGetByteaPP(values[Anum_shards_name - 1]);
+		if (VARSIZE_ANY_EXHDR(value) != len || memcmp(VARDATA_ANY(value), name, len) != 0)
+			continue;
+		serverid = DatumGetObjectId(values[Anum_shards_server - 1]);
+		if (DatumGetObjectId(values[Anum_shards_relid - 1]) == queue->relid)
+			match = serverid == queue->serverid ? 4 : 3;
+		else if (serverid == queue->serverid)
+			match = 2;
+		else if (!server_exists(serverid))
+			match = 1;
+		if (match > quality)
+		{
+			quality = match;
+			found = heap_copytuple(tuple);
+		}
 	}
+	systable_endscan(scan);
 	UnregisterSnapshot(snapshot);
-	return no;
+	return found;
+}
+
+/* Under the lock: the row gets the server's present OID, and so does a pause. */
+static void
+rehome(Relation rel, HeapTuple tuple, const DqQueue *queue)
+{
+	Datum		values[Natts_shards];
+	bool		nulls[Natts_shards];
+	Oid			was;
+	Relation	pauses;
+	Snapshot	snapshot;
+	HeapTuple	pause;
+
+	heap_deform_tuple(tuple, RelationGetDescr(rel), values, nulls);
+	was = DatumGetObjectId(values[Anum_shards_server - 1]);
+	values[Anum_shards_server - 1] = ObjectIdGetDatum(queue->serverid);
+	values[Anum_shards_relid - 1] = ObjectIdGetDatum(queue->relid);
+	dq_store_delete(rel, tuple);
+	CommandCounterIncrement();
+	dq_store_insert(rel, values, nulls);
+
+	pauses = table_open(dq_extension_relation("dq_pauses"), RowExclusiveLock);
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	pause = dq_store_find(pauses, snapshot, was, queue->name);
+	UnregisterSnapshot(snapshot);
+	if (pause)
+	{
+		Datum		pvalues[3];
+		bool		pnulls[3];
+
+		heap_deform_tuple(pause, RelationGetDescr(pauses), pvalues, pnulls);
+		pvalues[0] = ObjectIdGetDatum(queue->serverid);
+		dq_store_delete(pauses, pause);
+		CommandCounterIncrement();
+		dq_store_insert(pauses, pvalues, pnulls);
+	}
+	table_close(pauses, RowExclusiveLock);
+	CommandCounterIncrement();
+}
+
+static int32
+row_number(Relation rel, HeapTuple tuple)
+{
+	bool		isnull;
+
+	return DatumGetInt32(heap_getattr(tuple, Anum_shards_no, RelationGetDescr(rel),
+									  &isnull));
+}
+
+static bool
+is_at_home(Relation rel, HeapTuple tuple, const DqQueue *queue)
+{
+	bool		isnull;
+
+	return DatumGetObjectId(heap_getattr(tuple, Anum_shards_server,
+										 RelationGetDescr(rel), &isnull)) == queue->serverid;
 }
 
 /*
@@ -82,19 +173,29 @@ dq_shards_resolve(DqQueue *queue)
 	for (i = 0; i < queue->nshards; i++)
 	{
 		char	   *name = dq_shard_name(queue->name, queue->nshards, i);
+		HeapTuple	tuple = find_row(rel, queue, name);
 
-		numbers[i] = find_shard(rel, queue->serverid, name);
-		if (numbers[i] == 0 && !locked)
+		/* to be written: one at a time, and look again */
+		if ((tuple == NULL || !is_at_home(rel, tuple, queue)) && !locked &&
+			!RecoveryInProgress() && !XactReadOnly && !IsInParallelMode())
 		{
 			LockRelationOid(RelationGetRelid(rel), ShareUpdateExclusiveLock);
 			locked = true;
-			numbers[i] = find_shard(rel, queue->serverid, name);
+			tuple = find_row(rel, queue, name);
 		}
-		if (numbers[i] == 0)
+		if (tuple != NULL && !is_at_home(rel, tuple, queue) && locked)
+		{
+			rehome(rel, tuple, queue);
+			dq_xact_registered();
+		}
+		if (tuple != NULL)
+			numbers[i] = row_number(rel, tuple);
+		else
 		{
 			Datum		values[Natts_shards];
 			bool		nulls[Natts_shards] = {0};
 
+			PreventCommandDuringRecovery("dq_bridge: first use of a queue");
 			PreventCommandIfReadOnly("dq_bridge: first use of a queue");
 			numbers[i] = (int32) nextval_internal(dq_extension_relation("dq_shards_no"),
 												  false);
@@ -104,6 +205,7 @@ dq_shards_resolve(DqQueue *queue)
 			values[Anum_shards_shard - 1] = Int32GetDatum(i);
 			values[Anum_shards_shards - 1] = Int32GetDatum(queue->nshards);
 			values[Anum_shards_indexed - 1] = BoolGetDatum(queue->index);
+			values[Anum_shards_relid - 1] = ObjectIdGetDatum(queue->relid);
 			dq_store_insert(rel, values, nulls);
 			dq_xact_registered();
 		}
@@ -147,6 +249,7 @@ dq_shards_list(Oid serverid)
 		row->shard = DatumGetInt32(values[Anum_shards_shard - 1]);
 		row->nshards = DatumGetInt32(values[Anum_shards_shards - 1]);
 		row->index = DatumGetBool(values[Anum_shards_indexed - 1]);
+		row->relid = DatumGetObjectId(values[Anum_shards_relid - 1]);
 		result = lappend(result, row);
 	}
 	systable_endscan(scan);

@@ -43,6 +43,7 @@ enum
 };
 
 static DqSource current;
+static int	current_node;		/* as stored, dq_bridge.node_id overrides it */
 static bool current_valid = false;
 static Oid	current_relid = InvalidOid;
 
@@ -199,7 +200,10 @@ dq_source_get(bool must_make)
 		callback = true;
 	}
 	if (current_valid)
+	{
+		current.node = dq_node_id >= 0 ? dq_node_id : current_node;
 		return &current;
+	}
 
 	memset(&fresh, 0, sizeof(fresh));
 	current_relid = dq_extension_relation("dq_source");
@@ -226,6 +230,7 @@ dq_source_get(bool must_make)
 		current_valid = false;
 		return NULL;
 	}
+	current_node = fresh.node;
 	if (dq_node_id >= 0)
 		fresh.node = dq_node_id;
 	current = fresh;

@@ -91,6 +91,21 @@ dq_bridge_mark_down(DqBridge *bridge, const char *message)
 		dq_link_mark_down(lfirst(lc), message);
 }
 
+static bool
+others_work(DqBridge *bridge, DqLink *link)
+{
+	ListCell   *lc;
+
+	foreach(lc, bridge->links)
+	{
+		DqLink	   *other = lfirst(lc);
+
+		if (other != link && other->failures == 0)
+			return true;
+	}
+	return false;
+}
+
 /*
  * With one link its errors are the caller's. With several, one that fails is
  * left alone for a while and the others go on.
@@ -101,7 +116,7 @@ link_round(DqBridge *bridge, DqLink *link)
 	MemoryContext caller = CurrentMemoryContext;
 	volatile long wait = 0;
 
-	if (list_length(bridge->links) == 1)
+	if (!others_work(bridge, link))
 		return dq_link_round(link);
 	if (link->blocked_until > GetCurrentTimestamp())
 		return TimestampDifferenceMilliseconds(GetCurrentTimestamp(), link->blocked_until);
@@ -138,6 +153,7 @@ link_round(DqBridge *bridge, DqLink *link)
 		link->blocked_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), wait);
 		dq_link_reset(link);
 		dq_link_mark_down(link, error->message);
+		dq_worker_error(error->message);
 	}
 	PG_END_TRY();
 	MemoryContextSwitchTo(caller);

@@ -8,6 +8,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "settings.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
@@ -18,6 +19,7 @@
 #include "utils/timestamp.h"
 
 static bool dirty = true;
+static int	node_id = -1;
 static Oid	pauses_relid = InvalidOid;
 static Oid	source_relid = InvalidOid;
 
@@ -93,6 +95,9 @@ dq_catalogs_changed(DqBridge *bridge)
 			dirty = true;
 		bridge->looked = true;
 	}
+	/* a new dq_bridge.node_id has to be registered before it is used much */
+	if (node_id != dq_node_id)
+		dirty = true;
 	return dirty;
 }
 
@@ -237,6 +242,7 @@ set_source(DqLink *link, const DqSource *source)
 		if (other)
 		{
 			shard->lease_elsewhere = false;
+			shard->lease_seen = 0;
 			dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
 		}
 		/* dq_adopt may have changed whose it is */
@@ -305,6 +311,7 @@ dq_bridge_catalogs(DqBridge *bridge)
 
 	begin(bridge);
 	dirty = false;				/* a message from here on sets it again */
+	node_id = dq_node_id;
 	pauses_relid = dq_extension_relation("dq_pauses");
 	source_relid = dq_extension_relation("dq_source");
 	source = dq_source_get(true);

@@ -150,6 +150,18 @@ wants_look(DqLink *link, DqShard *shard, TimestampTz now)
 	}
 }
 
+/* A producer lives in the owner's session and needs no thaw. */
+static void
+entered(DqShard *shard)
+{
+	shard->state = shard->producer ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+	shard->mark_wanted = true;
+	shard->failures = 0;
+	shard->parked = false;
+	shard->blocked_until = 0;
+	shard->publish = true;
+}
+
 /* true: enter it */
 static bool
 judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
@@ -177,6 +189,17 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 		}
 		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
 	}
+	/* it was entered, only the reply was lost */
+	if (shard->entering && !shard->producer &&
+		strcmp(fence->session, shard->session) == 0 && fence->version > shard->floor)
+	{
+		shard->entering = false;
+		shard->floor = fence->version;
+		dq_shard_adopt_fence(shard, fence, record);
+		entered(shard);
+		return false;
+	}
+	shard->entering = false;
 	if (shard->producer)
 		return true;
 	if (record->owner_source[0] != '\0' && strcmp(record->owner_source, link->source) != 0)
@@ -188,8 +211,9 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 	}
 	/*
 	 * Our own identity, alive in another place: a failover has to wait for the
-	 * lease to end. On the same timeline it is a copied data directory, which
-	 * stays idle until it is adopted.
+	 * lease to end, and so has a data directory that was moved. One that is being
+	 * renewed on the same timeline is the original of a copied data directory: the
+	 * copy stays idle until it is adopted.
 	 */
 	if (record->owner_source[0] != '\0' && strcmp(record->owner_place, dq_place()) != 0)
 	{
@@ -197,7 +221,9 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 		uint32		tli = 0;
 
 		sscanf(record->writer, "%u", &tli);
-		if (alive && tli == GetWALInsertionTimeLine())
+		if (shard->lease_seen == 0)
+			shard->lease_seen = record->lease_until;
+		if (record->lease_until > shard->lease_seen && tli == GetWALInsertionTimeLine())
 			shard->lease_elsewhere = true;
 		if (alive || shard->lease_elsewhere)
 		{
@@ -250,6 +276,7 @@ dq_shards_enter(DqLink *link)
 			continue;
 		}
 		dq_shard_note_numbers(link, shard, &record);
+		link->progress++;
 		shard->next_due = fence.next_due;
 		shard->stats.next_due = fence.next_due;
 		if (judge(link, shard, &fence, &record))
@@ -275,6 +302,7 @@ dq_shards_enter(DqLink *link)
 
 		memset(&args, 0, sizeof(args));
 		dq_new_token(shard->session);
+		shard->entering = true;
 		args.source = link->source;
 		args.session = shard->session;
 		args.place = dq_place();
@@ -294,6 +322,7 @@ dq_shards_enter(DqLink *link)
 		DqReply    *error;
 
 		dq_op_enter_result(link->redis, &fence, &blame, &error);
+		shard->entering = false;
 		if (error)
 		{
 			if (!dq_reply_is_noscript(error))
@@ -305,14 +334,9 @@ dq_shards_enter(DqLink *link)
 		switch (fence.status)
 		{
 			case DQ_OK:
-				/* a producer lives in the owner's session */
 				strlcpy(shard->session, fence.session, sizeof(shard->session));
 				shard->floor = fence.version;
-				shard->state = shard->producer ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
-				shard->mark_wanted = true;
-				shard->failures = 0;
-				shard->parked = false;
-				shard->blocked_until = 0;
+				entered(shard);
 				break;
 			case DQ_OWNER:
 				not_owner(link, shard, psprintf("owner is source %s", blame));

@@ -75,7 +75,7 @@ note_reply_error(DqLink *link, DqShard *shard, DqReply *error)
 static void
 note_success(DqShard *shard)
 {
-	if (shard->failures > 0)
+	if (shard->failures > 0 || shard->parked)
 	{
 		shard->failures = 0;
 		shard->parked = false;

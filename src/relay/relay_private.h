@@ -99,6 +99,7 @@ typedef struct DqShard
 	/* protocol */
 	DqShardState state;
 	char		session[20];
+	bool		entering;		/* session was sent and not answered */
 	int64		floor;			/* highest version seen (PO 7) */
 	char		position[64];	/* where the fence stands */
 	MemoryContext snapshots;	/* owns prev, old, seen */
@@ -117,7 +118,8 @@ typedef struct DqShard
 	bool		catching_up;	/* not looked at the outbox since it was (re)found */
 	bool		broken;			/* a page in flight was refused: drop what follows (PO 4) */
 	char	   *blame;			/* whose it is, not_owner */
-	bool		lease_elsewhere;	/* same source, other place, alive */
+	bool		lease_elsewhere;	/* same source renews its lease in another place */
+	int64		lease_seen;		/* as it was at the first look */
 
 	/* due tasks */
 	int64		next_due;

@@ -67,7 +67,9 @@ dq_link_reset(DqLink *link)
 		MemoryContextDelete(request->cut->page->context);
 	}
 	link->nrequests = 0;
-	link->subscribe_at = 0;
+	/* polling does until the connection has proved to last */
+	link->subscribe_at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+													 Min(link->scan_interval, 1000));
 	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
