@@ -134,8 +134,8 @@ dq_link_connect(DqLink *link)
 		/* not with every one of many reconnects */
 		if (TimestampDifferenceExceeds(link->looked_at, GetCurrentTimestamp(), 5000))
 		{
-			look_at_server(link);
 			link->looked_at = GetCurrentTimestamp();
+			look_at_server(link);
 		}
 	}
 	if (link->own_xact && !link->subscribed &&
