@@ -17,6 +17,11 @@
 #include "access/xlog.h"
 #include "utils/rel.h"
 
+/* varlena macros left postgres.h in 16 */
+#if PG_VERSION_NUM >= 160000
+#include "varatt.h"
+#endif
+
 /* relfilenumbers got their own name in 16 */
 #if PG_VERSION_NUM >= 160000
 #define DqSetNewRelfilenumber(rel) \

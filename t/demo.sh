@@ -61,9 +61,9 @@ step "7. Expected and seen:"
 rc=0
 row() {
 	if [ "$2" = "$3" ]; then _v=agrees; else _v=DIFFERS; rc=1; fi
-	printf '   %-26s %-18s %-18s %s\n' "$1" "$2" "$3" "$_v"
+	printf '   %-26s %-19s %-19s %s\n' "$1" "$2" "$3" "$_v"
 }
-printf '   %-26s %-18s %-18s\n' "" expected seen
+printf '   %-26s %-19s %-19s\n' "" expected seen
 row "pending after the orders" "book sofa lamp fern" "$seen_pending"
 row "pending once 3 is paid" "book lamp fern" "$seen_paid"
 row "timed out, in order" "book lamp fern" "$seen"

@@ -62,7 +62,7 @@ enter(const Candidate *c, const char *queue, bool force)
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
 				 errmsg("could not generate a random session")));
-	snprintf(session, sizeof(session), "%016" INT64_MODIFIER "x", random);
+	snprintf(session, sizeof(session), "%016llx", (unsigned long long) random);
 	memset(&args, 0, sizeof(args));
 	args.source = source->id;
 	args.session = session;

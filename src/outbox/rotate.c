@@ -198,7 +198,7 @@ dq_mark_store(int32 shard, const DqSnapshot *applied, int64 due)
 	values[Anum_marks_applied - 1] = CStringGetTextDatum(dq_snapshot_out(applied));
 	values[Anum_marks_due - 1] = Int64GetDatum(due);
 	values[Anum_marks_mark - 1] =
-		CStringGetTextDatum(psprintf("%016" INT64_MODIFIER "x", random));
+		CStringGetTextDatum(psprintf("%016llx", (unsigned long long) random));
 	dq_store_insert(rel, values, nulls);
 	table_close(rel, RowExclusiveLock);
 }

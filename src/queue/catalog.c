@@ -22,6 +22,7 @@
 #include "utils/inval.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/rel.h"
 #include "utils/syscache.h"
 
 #include "queue/queue.h"
@@ -41,6 +42,7 @@ static HTAB *relations = NULL;	/* of the extension */
 static uint64 invalidations = 0;
 
 static bool extension_known = false;
+static char sql_version[32];
 static Oid	extension_schema = InvalidOid;
 static Oid	extension_wrapper = InvalidOid;
 
@@ -96,6 +98,13 @@ cache_init(void)
 
 /* ---- the extension -------------------------------------------------------------- */
 
+bool
+dq_sql_version_fits(const char *version)
+{
+	return strcmp(version, DQ_SQL_VERSION) == 0 ||
+		strcmp(version, DQ_SQL_VERSION_PREVIOUS) == 0;
+}
+
 static Oid
 find_extension_schema(void)
 {
@@ -110,7 +119,14 @@ find_extension_schema(void)
 	scan = systable_beginscan(rel, ExtensionNameIndexId, true, NULL, 1, &key);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
+	{
+		bool		isnull;
+		Datum		version = heap_getattr(tuple, Anum_pg_extension_extversion,
+										   RelationGetDescr(rel), &isnull);
+
 		result = ((Form_pg_extension) GETSTRUCT(tuple))->extnamespace;
+		strlcpy(sql_version, isnull ? "" : TextDatumGetCString(version), sizeof(sql_version));
+	}
 	systable_endscan(scan);
 	table_close(rel, AccessShareLock);
 	return result;
@@ -177,6 +193,12 @@ dq_extension_relation(const char *name)
 	schema = dq_extension_schema();
 	if (!OidIsValid(schema))
 		return InvalidOid;
+	if (!dq_sql_version_fits(sql_version))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension dq_bridge has version \"%s\", but its library is of version \"%s\"",
+						sql_version, DQ_SQL_VERSION),
+				 errhint("ALTER EXTENSION dq_bridge UPDATE;")));
 	relid = get_relname_relid(name, schema);
 	if (OidIsValid(relid) && before == invalidations)
 	{

@@ -15,6 +15,7 @@
 #include "fmgr.h"
 #include "nodes/pg_list.h"
 
+#include "compat.h"
 #include "redis/redis.h"
 
 /* ---- options.c: names, contexts, units, validators of every option ------- */
@@ -107,6 +108,13 @@ extern void dq_server_check_usable(const DqServer *server);
 extern List *dq_queue_list(Oid serverid);
 /* Oids of all servers of our wrapper in this database. */
 extern List *dq_server_list(void);
+/*
+ * Versions of the SQL objects that this library works with: its own and the one
+ * before. With another one dq_extension_relation raises 55000.
+ */
+#define DQ_SQL_VERSION "0.1.0"
+#define DQ_SQL_VERSION_PREVIOUS "0.1.0"
+extern bool dq_sql_version_fits(const char *version);
 /* The wrapper's FDW oid, InvalidOid if the extension is not here. */
 extern Oid	dq_wrapper_oid(void);
 /* Extension schema's oid (InvalidOid: not installed), found by the extension,

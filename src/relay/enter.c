@@ -25,7 +25,7 @@ dq_new_token(char *token)
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
 				 errmsg("could not generate a random token")));
-	snprintf(token, 17, "%016" INT64_MODIFIER "x", random);
+	snprintf(token, 17, "%016llx", (unsigned long long) random);
 }
 
 /* Forget what is believed of the shard; its rows are read again. */

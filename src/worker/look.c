@@ -119,8 +119,7 @@ dq_look(DqLookResult *result)
 		bool		wake = false;
 
 		/* of another version: its bridges are wanted, and say why they leave */
-		if (strcmp(result->version, DQ_SQL_VERSION) != 0 &&
-			strcmp(result->version, DQ_SQL_VERSION_PREVIOUS) != 0)
+		if (!dq_sql_version_fits(result->version))
 			result->look = DQ_LOOK_VERSION;
 		else
 			result->look = DQ_LOOK_HERE;

@@ -57,10 +57,6 @@ extern bool dq_database_is_waited_for(Oid dboid);
 
 /* ---- look.c: what is in the connected database ----------------------------------- */
 
-/* versions of the SQL objects that this library works with */
-#define DQ_SQL_VERSION "0.1.0"
-#define DQ_SQL_VERSION_PREVIOUS "0.1.0"
-
 typedef enum DqLook
 {
 	DQ_LOOK_GONE,				/* the extension is not here */
