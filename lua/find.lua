@@ -2,7 +2,8 @@
 -- index entries away.
 --
 -- ARGV 1 source, 2 element, 3 due and 4 id bytes if the element has the form of
---   an id (else ''), 5 and more: members that do not count.
+--   an id (else ''), 5 place, 6 id of the asking operation ('': none): tasks offered
+--   after it do not count; 7 and more: members that do not count.
 -- Reply: common part, member ('' none), due, how ('k' key, 'i' id, 'p' payload,
 -- 'a' ask again),
 -- '1' if tasks exist that the index does not know, the fence's prev, cur and old
@@ -11,10 +12,12 @@ local source = ARGV[1]
 local wrong = types()
 if wrong then return wrong end
 local skip = {}
-for i = 5, #ARGV do skip[ARGV[i]] = true end
-local member, due, how = find(ARGV[2], ARGV[3], ARGV[4], skip)
-local s = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source)
+for i = 7, #ARGV do skip[ARGV[i]] = true end
 local o = call('HMGET', OWNER, 'source', 'place')
+-- only the owner's index is the asker's to sweep
+sweeping = o[1] == source and o[2] == ARGV[5]
+local member, due, how = find(ARGV[2], ARGV[3], ARGV[4], skip, ARGV[6])
+local s = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source)
 local more = 0
 if not member and unindexed() then more = 1 end
 return reply(OK, source, member or '', due or '', how or '', more,

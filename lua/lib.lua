@@ -117,6 +117,7 @@ end
 
 -- The member with this due (digits) and id, or nil.
 local function locate(due, id)
+  if #id > 255 then return nil end
   local prefix = char(#id) .. id
   local n = #prefix
   local few = call('ZRANGEBYSCORE', PENDING, due, due, 'LIMIT', 0, 3)
@@ -198,33 +199,42 @@ end
 -- WRITES. An entry that names a task which is not pending: a foreign transfer or
 -- a stranger's ZREM took it. Forget it, so that the count of indexed tasks is
 -- right again and tasks of foreign producers are looked for.
+local sweeping = true
 local function stale_write(field, place)
+  if not sweeping then return end
   call('HDEL', INDEX, field)
   if sub(field, 1, 1) == 'k' then call('HDEL', INDEX, 'i' .. sub(place, 7)) end
   call('HINCRBY', FENCE, 'indexed', -1)
 end
 
+-- Was the member offered after the operation with this id? Only ids of the same
+-- node and timeline tell.
+local function later(m, bound)
+  return bound ~= '' and byte(m, 1) == 8 and sub(m, 2, 4) == sub(bound, 1, 3)
+    and before(bound, sub(m, 2, 9))
+end
+
 -- What dq_remove means by an element: the task whose key it is, else whose id
 -- it is (due and id given), else the earliest keyless one with that payload.
--- Members in skip do not count. Returns member, due, how ('k', 'i' or 'p'); how is
+-- Members in skip, and those offered after bound, do not count. Returns member, due, how ('k', 'i' or 'p'); how is
 -- 'a' with no member when it gave up at its bound: ask again, there was progress.
 -- WRITES only where it comes upon stale entries.
-local function find(element, due, id, skip)
+local function find(element, due, id, skip, bound)
   local place = call('HGET', INDEX, 'k' .. element)
   if place then
     local d = place_due(place)
     local m = locate(d, sub(place, 7))
-    if m and not skip[m] then return m, d, 'k' end
+    if m and not skip[m] and not later(m, bound) then return m, d, 'k' end
     if not m then stale_write('k' .. element, place) end
   end
   if due ~= '' then
     local m = locate(due, id)
-    if m and not skip[m] then return m, due, 'i' end
+    if m and not skip[m] and not later(m, bound) then return m, due, 'i' end
   end
   local function matches(p)
     local d = place_due(p)
     local m = locate(d, sub(p, 7))
-    if m and not skip[m] then
+    if m and not skip[m] and not later(m, bound) then
       local _, _, payload = parse(m)
       if payload == element then return m, d, 'p' end
     end
@@ -240,7 +250,7 @@ local function find(element, due, id, skip)
       for _, t in ipairs(some) do
         local m, d, how = matches(sub(t, 2 + #field))
         if m then return m, d, how end
-        if d then
+        if d and sweeping then
           call('ZREM', TWINS, t)
           call('HINCRBY', FENCE, 'indexed', -1)
           left = left - 1
@@ -251,7 +261,7 @@ local function find(element, due, id, skip)
       if #some < 20 then break end
     end
     if left <= 0 then return nil, nil, 'a' end
-    if call('ZLEXCOUNT', TWINS, low, high) == 0 then call('HDEL', INDEX, field) end
+    if sweeping and call('ZLEXCOUNT', TWINS, low, high) == 0 then call('HDEL', INDEX, field) end
   elseif place then
     local m, d, how = matches(place)
     if m then return m, d, how end

@@ -3,7 +3,8 @@
 -- ARGV 1 source, 2 score and 3 member after which to go on ('' and '': from the
 --   start), 4 most tasks, 5 most bytes, 6 '1': keys as well, 7 '1': the fence's
 --   snapshots as well, 8 '1': only tasks with payload ARGV[9] that no index
---   entry names as keyed (dq_remove's search among unindexed tasks).
+--   entry names as keyed (dq_remove's search among unindexed tasks), 10 the id of
+--   the asking operation, as for find.
 -- Reply: common part, prev, cur, old, '1' at the end, last score, last member,
 -- then score, member, kind ('n' new, 'o' old, 'x' unreadable), key ('-' keyless,
 -- else '+'..key) of each task.
@@ -52,7 +53,7 @@ while got < limit do
   end
   for i = 1, #some, 2 do
     out[11], out[12] = some[i + 1], some[i]
-    if not filter or (texts[i] == ARGV[9] and not keys[i]) then
+    if not filter or (texts[i] == ARGV[9] and not keys[i] and not later(some[i], ARGV[10])) then
       out[o + 1], out[o + 2], out[o + 3] = some[i + 1], some[i], kinds[i]
       out[o + 4] = keys[i] and '+' .. keys[i] or '-'
       o = o + 4

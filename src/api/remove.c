@@ -43,6 +43,7 @@ record_member(DqQueue *queue, int32 shard, int64 due, bytea *member)
 	uint64		id;
 	bytea	   *token = palloc(VARHDRSZ + 16);
 
+	Assert(member != NULL);
 	SET_VARSIZE(token, VARHDRSZ + 16);
 	if (!pg_strong_random(VARDATA(token), 16))
 		ereport(ERROR,
@@ -141,8 +142,9 @@ look(Asking *asking)
 	redis = dq_redis_get(&target);
 again:
 	CHECK_FOR_INTERRUPTS();
+	best = -1;
 	dq_op_find(redis, queue->relname, queue->nshards, asking->keys, source,
-			   asking->element, skip, asking->found);
+			   dq_place(), asking->element, 0, skip, asking->found);
 	for (i = 0; i < queue->nshards; i++)
 	{
 		DqFound    *f = &asking->found[i];
@@ -175,7 +177,7 @@ again:
 		for (;;)
 		{
 			bool		ended = dq_op_find_scan(redis, queue->relname, &asking->keys[i], source,
-												asking->element, &score, &member, f);
+												asking->element, 0, &score, &member, f);
 
 			if (f->found && asking->key_only && f->how != 'k')
 			f->found = false;
@@ -246,7 +248,6 @@ is_outage(int sqlstate)
 	{
 		case MAKE_SQLSTATE('0', '8', '0', '0', '0'):
 		case MAKE_SQLSTATE('2', '8', '0', '0', '0'):
-		case MAKE_SQLSTATE('H', 'V', '0', '0', '0'):
 			return true;
 	}
 	return sqlstate == ERRCODE_CANNOT_CONNECT_NOW || sqlstate == ERRCODE_OUT_OF_MEMORY ||

@@ -191,9 +191,9 @@ extern Oid	dq_outbox_relation(int table);
 /*
  * Rotate when it is time and empty a table whose rows are all seen by every
  * shard's mark and older than the window (PO 16). Opens and commits its own
- * transactions; true if it did something.
+ * transaction. Returns when to call again, DT_NOEND: when rows have been added.
  */
-extern bool dq_outbox_rotate(int64 window_ms);
+extern TimestampTz dq_outbox_rotate(int64 window_ms);
 /* The mark of a shard: a snapshot all of whose operations are in Redis. */
 extern void dq_mark_store(int32 shard, const DqSnapshot *applied, int64 due);
 extern DqSnapshot *dq_mark_get(int32 shard, Snapshot snapshot);

@@ -377,13 +377,15 @@ try_empty(Relation rotation, int table, int64 round, int current)
 	return free;
 }
 
-bool
+TimestampTz
 dq_outbox_rotate(int64 window_ms)
 {
 	Rotation	rotation;
 	Relation	rel;
 	TimestampTz now = GetCurrentTimestamp();
 	int64		period = Max(window_ms / 2, 1000);
+	TimestampTz soon = TimestampTzPlusMilliseconds(now, Min(10000, Max(window_ms / 4, 250)));
+	TimestampTz next = DT_NOEND;
 	bool		did = false;
 	int			i;
 
@@ -392,34 +394,41 @@ dq_outbox_rotate(int64 window_ms)
 									ShareUpdateExclusiveLock))
 	{
 		CommitTransactionCommand();
-		return false;
+		return soon;
 	}
 	rel = table_open(dq_extension_relation("dq_rotation"), NoLock);
 	PushActiveSnapshot(GetTransactionSnapshot());
 	read_rotation(rel, &rotation);
 
 	/* 1. empty one that has stopped taking rows a window ago */
-	for (i = 0; i < DQ_NUM_OUTBOX && !did; i++)
+	for (i = 0; i < DQ_NUM_OUTBOX; i++)
 	{
-		if (i == rotation.current || rotation.left[i] == 0 ||
-			now < rotation.left[i] + window_ms * 1000 ||
-			table_is_empty(dq_outbox_relation(i)))
+		TimestampTz over;
+
+		if (i == rotation.current || table_is_empty(dq_outbox_relation(i)))
 			continue;
-		did = try_empty(rel, i, rotation.round + 1, rotation.current);
+		over = TimestampTzPlusMilliseconds(rotation.left[i], window_ms);
+		if (!did && rotation.left[i] != 0 && now >= over)
+			did = try_empty(rel, i, rotation.round + 1, rotation.current);
+		next = Min(next, Max(over, soon));
 	}
 
 	/* 2. hand the role to an empty one; with none free the current one goes on */
-	if (!did && now >= rotation.since + period * 1000 &&
-		!table_is_empty(dq_outbox_relation(rotation.current)))
-		for (i = 0; i < DQ_NUM_OUTBOX && !did; i++)
+	if (!table_is_empty(dq_outbox_relation(rotation.current)))
+	{
+		TimestampTz over = TimestampTzPlusMilliseconds(rotation.since, period);
+
+		next = Min(next, Max(over, soon));
+		for (i = 0; i < DQ_NUM_OUTBOX && !did && now >= over; i++)
 		{
 			if (i == rotation.current || !table_is_empty(dq_outbox_relation(i)))
 				continue;
 			write_round(rel, rotation.round + 1, i, -2 - rotation.current, "", 0);
 			did = true;
 		}
+	}
 	PopActiveSnapshot();
 	table_close(rel, NoLock);
 	CommitTransactionCommand();
-	return did;
+	return did ? soon : next;
 }

@@ -202,13 +202,27 @@ read_found(DqReply *reply, DqFound *found)
 	dq_reply_free(reply);
 }
 
+/* the eight bytes of an id, or nothing */
+static DqArg
+bound_arg(uint64 bound)
+{
+	unsigned char *place;
+
+	if (bound == 0)
+		return DQ_ARG("");
+	place = palloc(14);
+	dq_place_encode(place, 0, bound);
+	return DQ_ARG_LEN(place + 6, 8);
+}
+
 #define FOUND_ELEMENTS (FENCE_ELEMENTS + 9)
 
 void
 dq_op_find(DqRedis *redis, const char *queue, int nshards, const DqKeys *keys,
-		   const char *source, const bytea *element, List *skip, DqFound *found)
+		   const char *source, const char *place, const bytea *element, uint64 bound,
+		   List *skip, DqFound *found)
 {
-	int			nargs = 4 + list_length(skip);
+	int			nargs = 6 + list_length(skip);
 	DqArg	   *args = palloc(nargs * sizeof(DqArg));
 	DqReply   **errors = palloc0(nshards * sizeof(DqReply *));
 	ListCell   *lc;
@@ -217,7 +231,9 @@ dq_op_find(DqRedis *redis, const char *queue, int nshards, const DqKeys *keys,
 	args[0] = DQ_ARG(source);
 	args[1] = DQ_ARG_LEN(VARDATA_ANY(element), VARSIZE_ANY_EXHDR(element));
 	dq_element_id(element, &args[2], &args[3]);
-	i = 4;
+	args[4] = DQ_ARG(place);
+	args[5] = bound_arg(bound);
+	i = 6;
 	foreach(lc, skip)
 	{
 		bytea	   *member = lfirst(lc);
@@ -252,9 +268,9 @@ static DqReply *
 call_range(DqRedis *redis, const char *queue, const DqKeys *keys,
 		   const char *source, const char *cursor_score,
 		   const bytea *cursor_member, int limit, size_t max_bytes,
-		   bool want_keys, bool want_fence, const bytea *payload)
+		   bool want_keys, bool want_fence, const bytea *payload, uint64 bound)
 {
-	DqArg		args[9];
+	DqArg		args[10];
 	char		most[24],
 				bytes[24];
 
@@ -271,7 +287,8 @@ call_range(DqRedis *redis, const char *queue, const DqKeys *keys,
 	args[8] = payload
 		? DQ_ARG_LEN(VARDATA_ANY(payload), VARSIZE_ANY_EXHDR(payload))
 		: DQ_ARG("");
-	return call_script(redis, queue, DQ_SCRIPT_RANGE, keys, 9, args, RANGE_ELEMENTS);
+	args[9] = bound_arg(bound);
+	return call_script(redis, queue, DQ_SCRIPT_RANGE, keys, 10, args, RANGE_ELEMENTS);
 }
 
 /*
@@ -288,7 +305,7 @@ dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
 	int			i;
 
 	reply = call_range(redis, queue, keys, source, cursor_score, cursor_member,
-					   limit, max_bytes, want_keys, want_fence, NULL);
+					   limit, max_bytes, want_keys, want_fence, NULL, 0);
 	memset(range, 0, sizeof(*range));
 	read_fence(reply, &range->fence);
 	if (want_fence)
@@ -336,14 +353,14 @@ dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
 
 bool
 dq_op_find_scan(DqRedis *redis, const char *queue, const DqKeys *keys,
-				const char *source, const bytea *payload, char **cursor_score,
-				bytea **cursor_member, DqFound *found)
+				const char *source, const bytea *payload, uint64 bound,
+				char **cursor_score, bytea **cursor_member, DqFound *found)
 {
 	DqReply    *reply;
 	bool		end;
 
 	reply = call_range(redis, queue, keys, source, *cursor_score, *cursor_member,
-					   2000, 1024 * 1024, false, false, payload);
+					   500, 1024 * 1024, false, false, payload, bound);
 	read_fence(reply, &found->fence);
 	end = reply_int(reply, FENCE_ELEMENTS + 3) == 1;
 	*cursor_score = reply_text(reply, FENCE_ELEMENTS + 4);

@@ -107,6 +107,9 @@ dq_element_id(const bytea *element, DqArg *due, DqArg *id)
 	if (!dq_id_in(VARDATA_ANY(element), VARSIZE_ANY_EXHDR(element), &due_ms,
 				  &number, &foreign))
 		return;
+	/* no packed member has a longer one */
+	if (foreign && VARSIZE_ANY_EXHDR(foreign) > 255)
+		return;
 	due->data = psprintf(INT64_FORMAT, due_ms);
 	due->len = strlen(due->data);
 	if (foreign)

@@ -300,16 +300,18 @@ typedef struct DqFound
 } DqFound;
 /*
  * Ask all shards of a queue in one pipeline. skip: list of bytea members that do
- * not count (removed by the asking transaction).
+ * not count (removed by the asking transaction). bound: id of a recorded removal,
+ * tasks of its node and timeline offered later do not count either; 0: none.
  */
 extern void dq_op_find(DqRedis *redis, const char *queue, int nshards,
 					   const DqKeys *keys, const char *source,
-					   const bytea *element, List *skip, DqFound *found);
+					   const char *place, const bytea *element, uint64 bound,
+					   List *skip, DqFound *found);
 /* One bounded step of the search by payload among tasks the index does not know;
  * true when it has ended (found or not). The cursor begins as NULL, NULL. */
 extern bool dq_op_find_scan(DqRedis *redis, const char *queue, const DqKeys *keys,
 							const char *source, const bytea *payload,
-							char **cursor_score, bytea **cursor_member,
+							   uint64 bound, char **cursor_score, bytea **cursor_member,
 							DqFound *found);
 
 typedef struct DqTransferResult

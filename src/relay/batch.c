@@ -352,7 +352,13 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 			cut->offers++;
 			break;
 		case DQ_OP_REMOVE:
-			dq_page_remove(cut->page, row->member, row->token);
+			if (row->member == NULL)
+				ereport(LOG,
+						(errcode(ERRCODE_DATA_CORRUPTED),
+						 errmsg("dq_bridge: outbox row " INT64_FORMAT " names no task, passed over",
+								row->seq)));
+			else
+				dq_page_remove(cut->page, row->member, row->token);
 			break;
 		case DQ_OP_REMOVE_ELEMENT:
 			if (batch->resolved_seq != row->seq)

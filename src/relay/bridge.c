@@ -16,8 +16,6 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
-#define ROTATE_MS	10000
-
 DqBridge *
 dq_bridge_create(Oid serverid)
 {
@@ -160,17 +158,32 @@ link_round(DqBridge *bridge, DqLink *link)
 	return wait;
 }
 
+static uint64
+count_relayed(DqBridge *bridge)
+{
+	uint64		sum = 0;
+	ListCell   *l,
+			   *s;
+
+	foreach(l, bridge->links)
+	{
+		foreach(s, ((DqLink *) lfirst(l))->shards)
+			sum += ((DqShard *) lfirst(s))->stats.relayed;
+	}
+	return sum;
+}
+
+/* Idle and with nothing left to empty, not even a transaction is opened. */
 static void
 rotate(DqBridge *bridge)
 {
-	TimestampTz now = GetCurrentTimestamp();
-
-	if (!TimestampDifferenceExceeds(bridge->rotated_at, now,
-									Min(ROTATE_MS, Max(bridge->replay_window / 4, 250))))
+	if (bridge->rotate_at == DT_NOEND && count_relayed(bridge) != bridge->rotate_progress)
+		bridge->rotate_at = 0;
+	if (bridge->rotate_at == DT_NOEND || GetCurrentTimestamp() < bridge->rotate_at)
 		return;
+	bridge->rotate_progress = count_relayed(bridge);
 	SetCurrentStatementStartTimestamp();
-	(void) dq_outbox_rotate(bridge->replay_window);
-	bridge->rotated_at = now;
+	bridge->rotate_at = dq_outbox_rotate(bridge->replay_window);
 }
 
 long

@@ -50,15 +50,21 @@ info_value(const char *info, const char *name)
  * A server that may throw keys away, or forgets them at a restart, is not a
  * place for tasks: said once a connection, and in dq_stats (D6).
  */
-static void
-look_at_server(DqLink *link)
+void
+dq_link_look(DqLink *link)
 {
 	StringInfoData warnings;
 	DqArg		info[1] = {DQ_ARG("INFO")};
 	DqArg		save[3] = {DQ_ARG("CONFIG"), DQ_ARG("GET"), DQ_ARG("save")};
 	DqReply    *reply;
 	bool		aof = true;
+	TimestampTz now = GetCurrentTimestamp();
 
+	/* once a connection, but not with every one of many that do not last */
+	if (!link->look_wanted || !TimestampDifferenceExceeds(link->looked_at, now, 2000))
+		return;
+	link->looked_at = now;
+	link->look_wanted = false;
 	initStringInfo(&warnings);
 	dq_redis_append(link->redis, 1, info);
 	dq_redis_append(link->redis, 3, save);
@@ -131,12 +137,7 @@ dq_link_connect(DqLink *link)
 					(errcode(ERRCODE_INVALID_PASSWORD),
 					 errmsg("%s", link->refusal)));
 		link->redis = dq_redis_open(&link->target);
-		/* not with every one of many reconnects */
-		if (TimestampDifferenceExceeds(link->looked_at, GetCurrentTimestamp(), 5000))
-		{
-			link->looked_at = GetCurrentTimestamp();
-			look_at_server(link);
-		}
+		link->look_wanted = true;
 	}
 	if (link->own_xact && !link->subscribed &&
 		GetCurrentTimestamp() >= link->subscribe_at)

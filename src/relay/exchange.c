@@ -50,7 +50,7 @@ void
 dq_shard_park_page(DqLink *link, DqShard *shard, const char *message)
 {
 	dq_shard_note_error(link, shard, message, false);
-	shard->blocked_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), 60000);
+	shard->blocked_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), 10000);
 }
 
 static void

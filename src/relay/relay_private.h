@@ -69,6 +69,7 @@ typedef struct DqBatch
 	int64		deferred;		/* that could not look when they were made */
 	/* a deferred one that stands next: what it names now (resolve.c) */
 	DqRow	   *element;		/* NULL: none waits */
+	struct DqLookup *lookup;	/* how far it has been looked up */
 	int64		resolved_seq;
 	bytea	   *resolved;		/* exact member here, NULL: nothing here */
 } DqBatch;
@@ -168,7 +169,8 @@ typedef struct DqLink
 	int			failures;
 	uint64		progress;		/* replies that were good */
 	uint64		progress_at_failure;
-	TimestampTz looked_at;		/* at the server's settings */
+	bool		look_wanted;	/* at the server's settings, once a connection */
+	TimestampTz looked_at;
 	char	   *refusal;		/* why these credentials may not be used */
 	TimestampTz subscribe_at;	/* not before */
 	DqTarget	target;			/* copied into context */
@@ -199,7 +201,8 @@ struct DqBridge
 	bool		looked;
 	int			scan_interval;
 	int64		replay_window;
-	TimestampTz rotated_at;
+	TimestampTz rotate_at;		/* next look at the outbox tables */
+	uint64		rotate_progress;	/* as it was then */
 	List	   *links;			/* of DqLink */
 };
 
@@ -223,6 +226,7 @@ extern DqShard *dq_shard_by_channel(DqLink *link, const char *channel, size_t le
 /* connections.c */
 extern void dq_link_connect(DqLink *link);
 extern void dq_link_close(DqLink *link);
+extern void dq_link_look(DqLink *link);
 extern void dq_link_messages(DqLink *link);
 
 /* enter.c */
@@ -245,14 +249,15 @@ extern uint64 dq_completion_count(void);
 extern bool dq_batches_prepare(DqLink *link, TimestampTz deadline);
 
 /* resolve.c */
-extern void dq_resolve_elements(DqLink *link);
+/* True: there is more to do at once. */
+extern bool dq_resolve_elements(DqLink *link);
 
 /* exchange.c */
 extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */
 extern void dq_exchange_receive(DqLink *link);
 extern void dq_shard_note_error(DqLink *link, DqShard *shard, const char *message,
 								bool transient);
-/* its page breaks the connection: out of the way for a minute */
+/* its page breaks the connection: out of the way for ten seconds */
 extern void dq_shard_park_page(DqLink *link, DqShard *shard, const char *message);
 extern void dq_shard_note_numbers(DqLink *link, DqShard *shard,
 								  const DqFenceRecord *record);

@@ -15,20 +15,30 @@
 #include "miscadmin.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
-typedef struct Lookup
+#define STEP_MS		5			/* of looking, between which due tasks move */
+
+typedef struct DqLookup
 {
 	int			nshards;
 	DqKeys	   *keys;
 	int32	   *shard_no;
 	DqFound    *found;
-} Lookup;
+	bool		looked;			/* in the index */
+	int			best;			/* -1: none yet */
+	int			scanning;		/* shard that is read for what the index does not know */
+	char	   *score;			/* how far */
+	bytea	   *member;
+} DqLookup;
 
 /* All shards of the queue; of a dropped one, the shard alone. */
-static void
-describe(DqLink *link, DqShard *shard, Lookup *lookup)
+static DqLookup *
+describe(DqLink *link, DqShard *shard)
 {
+	DqLookup   *lookup;
 	DqQueue    *queue = NULL;
+	MemoryContext old;
 	int			i;
 
 	dq_link_begin(link);
@@ -36,10 +46,13 @@ describe(DqLink *link, DqShard *shard, Lookup *lookup)
 		queue = dq_queue_get_noerror(shard->relid);
 	if (queue)
 		dq_shards_resolve(queue);
+	old = MemoryContextSwitchTo(shard->batch->context);
+	lookup = palloc0(sizeof(DqLookup));
 	lookup->nshards = queue ? queue->nshards : 1;
 	lookup->keys = palloc(lookup->nshards * sizeof(DqKeys));
 	lookup->shard_no = palloc(lookup->nshards * sizeof(int32));
 	lookup->found = palloc0(lookup->nshards * sizeof(DqFound));
+	lookup->best = -1;
 	for (i = 0; i < lookup->nshards; i++)
 	{
 		if (queue)
@@ -53,15 +66,16 @@ describe(DqLink *link, DqShard *shard, Lookup *lookup)
 			lookup->shard_no[i] = shard->no;
 		}
 	}
+	MemoryContextSwitchTo(old);
 	dq_link_end(link);
+	return lookup;
 }
 
-/* Key before id before payload, then the earliest due; -1 none. */
-static int
-look(DqLink *link, DqShard *shard, Lookup *lookup, const bytea *element)
+/* In the index of all shards: key before id before payload, then the earliest. */
+static void
+look_in_index(DqLink *link, DqShard *shard, DqLookup *lookup, const DqRow *element)
 {
 	static const char rank[] = "kip";
-	int			best = -1;
 	bool		again;
 	int			i;
 
@@ -69,7 +83,7 @@ look(DqLink *link, DqShard *shard, Lookup *lookup, const bytea *element)
 	{
 		CHECK_FOR_INTERRUPTS();
 		dq_op_find(link->redis, shard->name, lookup->nshards, lookup->keys, link->source,
-				   element, NIL, lookup->found);
+				   dq_place(), element->key, element->id, NIL, lookup->found);
 		again = false;
 		for (i = 0; i < lookup->nshards; i++)
 			again |= lookup->found[i].again;
@@ -78,30 +92,46 @@ look(DqLink *link, DqShard *shard, Lookup *lookup, const bytea *element)
 	for (i = 0; i < lookup->nshards; i++)
 	{
 		DqFound    *f = &lookup->found[i];
+		DqFound    *best = lookup->best >= 0 ? &lookup->found[lookup->best] : NULL;
 
-		if (f->found && (best < 0 ||
-						 strchr(rank, f->how) < strchr(rank, lookup->found[best].how) ||
-						 (f->how == lookup->found[best].how &&
-						  f->due < lookup->found[best].due)))
-			best = i;
+		if (f->found && (best == NULL ||
+						 strchr(rank, f->how) < strchr(rank, best->how) ||
+						 (f->how == best->how && f->due < best->due)))
+			lookup->best = i;
 	}
-	if (best >= 0)
-		return best;
-	for (i = 0; i < lookup->nshards; i++)
+	/* with an answer nothing has to be read through */
+	lookup->scanning = lookup->best >= 0 ? lookup->nshards : 0;
+	lookup->looked = true;
+}
+
+/* Among tasks that the index does not know; false: not yet through. */
+static bool
+look_through(DqLink *link, DqShard *shard, DqLookup *lookup, const DqRow *element)
+{
+	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), STEP_MS);
+
+	while (lookup->scanning < lookup->nshards)
 	{
+		int			i = lookup->scanning;
 		DqFound    *f = &lookup->found[i];
-		char	   *score = NULL;
-		bytea	   *member = NULL;
 
-		if (!f->scan_more)
+		CHECK_FOR_INTERRUPTS();
+		if (!f->scan_more ||
+			dq_op_find_scan(link->redis, shard->name, &lookup->keys[i], link->source,
+							element->key, element->id, &lookup->score, &lookup->member, f))
+		{
+			if (f->found && (lookup->best < 0 ||
+							 f->due < lookup->found[lookup->best].due))
+				lookup->best = i;
+			lookup->scanning++;
+			lookup->score = NULL;
+			lookup->member = NULL;
 			continue;
-		while (!dq_op_find_scan(link->redis, shard->name, &lookup->keys[i], link->source,
-								element, &score, &member, f))
-			CHECK_FOR_INTERRUPTS();
-		if (f->found && (best < 0 || f->due < lookup->found[best].due))
-			best = i;
+		}
+		if (GetCurrentTimestamp() >= deadline)
+			return false;
 	}
-	return best;
+	return true;
 }
 
 static bytea *
@@ -122,7 +152,7 @@ token_of(const DqRow *row)
  * keeps a crash in between from resolving it twice. True: it is resolved.
  */
 static bool
-hand_over(DqLink *link, DqShard *shard, const DqRow *element, Lookup *lookup, int best)
+hand_over(DqLink *link, DqShard *shard, const DqRow *element, DqLookup *lookup, int best)
 {
 	bytea	   *token;
 	Snapshot	snapshot;
@@ -153,52 +183,88 @@ hand_over(DqLink *link, DqShard *shard, const DqRow *element, Lookup *lookup, in
 	return done;
 }
 
-static void
+/* One step; false: there is more to look at. */
+static bool
 resolve(DqLink *link, DqShard *shard)
 {
 	DqBatch    *batch = shard->batch;
 	DqRow	   *element = batch->element;
-	Lookup		lookup;
+	DqLookup   *lookup;
+	MemoryContext old;
+	bool		through;
 	int			best;
 
-	describe(link, shard, &lookup);
-	best = look(link, shard, &lookup, element->key);
-	batch->resolved = NULL;
-	if ((lookup.nshards == 1 || !hand_over(link, shard, element, &lookup, best)) && best >= 0)
-	{
-		MemoryContext old = MemoryContextSwitchTo(batch->context);
+	if (batch->lookup == NULL)
+		batch->lookup = describe(link, shard);
+	lookup = batch->lookup;
+	/* by hand a row for another shard could not be committed: a worker's job */
+	if (!link->own_xact && lookup->nshards > 1)
+		return true;
 
-		batch->resolved = (bytea *) pg_detoast_datum_copy((struct varlena *) lookup.found[best].member);
-		MemoryContextSwitchTo(old);
-	}
+	old = MemoryContextSwitchTo(batch->context);
+	if (!lookup->looked)
+		look_in_index(link, shard, lookup, element);
+	through = look_through(link, shard, lookup, element);
+	MemoryContextSwitchTo(old);
+	if (!through)
+		return false;
+
+	best = lookup->best;
+	batch->resolved = NULL;
+	if ((lookup->nshards == 1 || !hand_over(link, shard, element, lookup, best)) && best >= 0)
+		batch->resolved = lookup->found[best].member;
 	batch->resolved_seq = element->seq;
 	batch->element = NULL;
+	batch->lookup = NULL;
+	return true;
 }
 
-void
+/* What is wrong with one element or shard stops that shard alone (G9). */
+static bool
+try_resolve(DqLink *link, DqShard *shard)
+{
+	volatile bool done = true;
+
+	PG_TRY();
+	{
+		done = resolve(link, shard);
+	}
+	PG_CATCH();
+	{
+		int			class = ERRCODE_TO_CATEGORY(geterrcode());
+		ErrorData  *error;
+
+		if (class == ERRCODE_CONNECTION_EXCEPTION || class == ERRCODE_OPERATOR_INTERVENTION ||
+			class == ERRCODE_INVALID_AUTHORIZATION_SPECIFICATION ||
+			IsTransactionState() || dq_redis_is_dead(link->redis))
+			PG_RE_THROW();
+		MemoryContextSwitchTo(link->round);
+		error = CopyErrorData();
+		FlushErrorState();
+		dq_shard_note_error(link, shard, error->detail ? error->detail : error->message, false);
+	}
+	PG_END_TRY();
+	return done;
+}
+
+bool
 dq_resolve_elements(DqLink *link)
 {
+	TimestampTz now = GetCurrentTimestamp();
+	bool		more = false;
 	ListCell   *lc;
 
 	if (link->nrequests > 0)
-		return;
+		return false;
 	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 
 		if (shard->batch == NULL || shard->batch->element == NULL ||
-			shard->pages_in_flight > 0 || shard->prepared ||
+			shard->pages_in_flight > 0 || shard->prepared || shard->blocked_until > now ||
 			(shard->state != DQ_SHARD_OPEN && shard->state != DQ_SHARD_FROZEN))
 			continue;
-		/* by hand the row for another shard could not be committed: a worker's job */
-		if (!link->own_xact && shard->batch->element && IsTransactionState())
-		{
-			Lookup		lookup;
-
-			describe(link, shard, &lookup);
-			if (lookup.nshards > 1)
-				continue;
-		}
-		resolve(link, shard);
+		more |= !try_resolve(link, shard);
 	}
+	return more;
 }

@@ -251,7 +251,8 @@ long
 dq_link_round(DqLink *link)
 {
 	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), ROUND_MS);
-	bool		more;
+	bool		more,
+				resolving;
 
 	do
 	{
@@ -265,7 +266,7 @@ dq_link_round(DqLink *link)
 		dq_link_connect(link);
 		dq_link_messages(link);
 		dq_shards_enter(link);
-		dq_resolve_elements(link);
+		resolving = dq_resolve_elements(link);
 		more = dq_batches_prepare(link, slice);
 		if (dq_exchange_send(link))
 		{
@@ -276,8 +277,11 @@ dq_link_round(DqLink *link)
 			more = true;
 		}
 		publish_all(link);
+		more |= resolving;
 	} while (more && GetCurrentTimestamp() < deadline);
 
+	if (!more)
+		dq_link_look(link);
 	if (link->own_xact)
 		store_marks(link);
 	return more ? 0 : time_to_wait(link);
