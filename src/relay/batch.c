@@ -439,6 +439,7 @@ cut_page(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 									group->table)));
 				if (!add_row(batch, cut, &row))
 				{
+					batch->element_last = group->last_seq;
 					stop = true;
 					break;
 				}
@@ -472,6 +473,7 @@ cut_page(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 			}
 			if (!add_row(batch, cut, &row))
 			{
+				batch->element_last = group->last_seq;
 				stop = true;
 				break;
 			}

@@ -36,10 +36,18 @@ dq_shard_note_error(DqLink *link, DqShard *shard, const char *message, bool tran
 	strlcpy(shard->stats.last_error, message, DQ_ERROR_LEN);
 	shard->stats.last_error_at = GetCurrentTimestamp();
 	shard->publish = true;
+	/* what many shards say of one server is said once */
+	if (strcmp(link->logged, message) == 0 &&
+		!TimestampDifferenceExceeds(link->logged_at, GetCurrentTimestamp(), 60000))
+		news = false;
 	if (news)
+	{
+		strlcpy(link->logged, message, sizeof(link->logged));
+		link->logged_at = GetCurrentTimestamp();
 		ereport(LOG,
 				(errmsg("dq_bridge: shard \"%s\" of server \"%s\" waits: %s",
 						shard->name, link->server_name, message)));
+	}
 }
 
 /*
@@ -168,6 +176,40 @@ send_page(DqLink *link, DqShard *shard)
 	shard->pages_in_flight++;
 }
 
+/*
+ * A removal recorded in one shard may name a task in another of the same queue:
+ * none of them transfers before it is resolved.
+ */
+static bool
+queue_defers(const DqLink *link, const DqShard *shard)
+{
+	ListCell   *lc;
+
+	foreach(lc, link->shards)
+	{
+		const DqShard *other = lfirst(lc);
+
+		if (other->relid == shard->relid && other->batch && other->batch->deferred > 0)
+			return true;
+	}
+	return false;
+}
+
+static bool
+any_defers(const DqLink *link)
+{
+	ListCell   *lc;
+
+	foreach(lc, link->shards)
+	{
+		const DqShard *shard = lfirst(lc);
+
+		if (shard->batch && shard->batch->deferred > 0)
+			return true;
+	}
+	return false;
+}
+
 static bool
 is_due(const DqLink *link, const DqShard *shard, int64 now_ms)
 {
@@ -193,6 +235,7 @@ dq_exchange_send(DqLink *link)
 	TimestampTz now = GetCurrentTimestamp();
 	int64		now_ms = dq_now_ms();
 	bool		sent = false;
+	bool		defers = any_defers(link);
 	ListCell   *lc;
 
 	foreach(lc, link->shards)
@@ -211,7 +254,7 @@ dq_exchange_send(DqLink *link)
 			send_page(link, shard);
 			sent = true;
 		}
-		if (is_due(link, shard, now_ms))
+		if (is_due(link, shard, now_ms) && !(defers && queue_defers(link, shard)))
 		{
 			dq_op_transfer_send(link->redis, &shard->keys, shard->session,
 								shard->floor, link->source, now_ms, TRANSFER_PAGE);

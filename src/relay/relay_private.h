@@ -69,6 +69,7 @@ typedef struct DqBatch
 	int64		deferred;		/* that could not look when they were made */
 	/* a deferred one that stands next: what it names now (resolve.c) */
 	DqRow	   *element;		/* NULL: none waits */
+	int64		element_last;	/* last seq of its transaction */
 	struct DqLookup *lookup;	/* how far it has been looked up */
 	int64		resolved_seq;
 	bytea	   *resolved;		/* exact member here, NULL: nothing here */
@@ -169,6 +170,8 @@ typedef struct DqLink
 	int			failures;
 	uint64		progress;		/* replies that were good */
 	uint64		progress_at_failure;
+	char		logged[DQ_ERROR_LEN];	/* last message of a waiting shard */
+	TimestampTz logged_at;
 	bool		look_wanted;	/* at the server's settings, once a connection */
 	TimestampTz looked_at;
 	char	   *refusal;		/* why these credentials may not be used */

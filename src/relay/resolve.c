@@ -71,6 +71,44 @@ describe(DqLink *link, DqShard *shard)
 	return lookup;
 }
 
+/*
+ * Is all that stands before the element applied in the other shards as well? The
+ * order is that of batches (last seq of the transaction, seq), which is one for
+ * all shards, so of two elements that wait the smaller never waits for the other.
+ */
+static bool
+others_are_past(DqLink *link, DqShard *shard, DqLookup *lookup)
+{
+	const DqBatch *mine = shard->batch;
+	int			i;
+	ListCell   *lc;
+
+	for (i = 0; i < lookup->nshards; i++)
+	{
+		foreach(lc, link->shards)
+		{
+			DqShard    *other = lfirst(lc);
+			const DqBatch *batch = other->batch;
+
+			if (other == shard || other->no != lookup->shard_no[i])
+				continue;
+			if (other->seen &&
+				dq_snapshot_sees(other->seen, mine->element->tli, mine->element->xid))
+				continue;
+			if (batch && batch->collected && other->pages_in_flight == 0 &&
+				other->prepared == NULL &&
+				dq_snapshot_sees(batch->cur, mine->element->tli, mine->element->xid) &&
+				(batch->group >= batch->ngroups ||
+				 batch->groups[batch->group].last_seq > mine->element_last ||
+				 (batch->groups[batch->group].last_seq == mine->element_last &&
+				  batch->element && batch->element->seq > mine->element->seq)))
+				continue;
+			return false;
+		}
+	}
+	return true;
+}
+
 /* In the index of all shards: key before id before payload, then the earliest. */
 static void
 look_in_index(DqLink *link, DqShard *shard, DqLookup *lookup, const DqRow *element)
@@ -200,6 +238,8 @@ resolve(DqLink *link, DqShard *shard)
 	/* by hand a row for another shard could not be committed: a worker's job */
 	if (!link->own_xact && lookup->nshards > 1)
 		return true;
+	if (!lookup->looked && lookup->nshards > 1 && !others_are_past(link, shard, lookup))
+		return true;			/* they go on meanwhile */
 
 	old = MemoryContextSwitchTo(batch->context);
 	if (!lookup->looked)
