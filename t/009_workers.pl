@@ -170,6 +170,7 @@ $master->stop;
 	$r->disconnect;
 	# while it runs everything else is answered by BUSY
 	poll_until(sub { eval { $r->cmd('SCRIPT', 'KILL'); 1 } || $@ =~ /NOTBUSY/ });
+	poll_until(sub { eval { $r->cmd('DBSIZE'); 1 } });
 	works('D4 recovers without restart', offered => 'busy');
 }
 

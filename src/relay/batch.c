@@ -17,9 +17,6 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#define PAGE_OPS	200
-#define PAGE_BYTES	(256 * 1024)
-
 void
 dq_batch_free(DqShard *shard)
 {
@@ -205,299 +202,6 @@ dq_batch_done(DqShard *shard)
 	dq_batch_free(shard);
 }
 
-/* ---- collecting ---- */
-
-static void
-collect_row(DqShard *shard, const DqRow *row)
-{
-	DqBatch    *batch = shard->batch;
-	DqGroup    *group = batch->ngroups > 0 ? &batch->groups[batch->ngroups - 1] : NULL;
-
-	batch->rows++;
-	if (row->op != DQ_OP_OFFER)
-		batch->removes++;
-	if (row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_REMOVE_KEY)
-		batch->deferred++;
-	if (group && FullTransactionIdEquals(group->xid, row->xid))
-	{
-		group->last_seq = Max(group->last_seq, row->seq);
-		group->nrows++;
-		return;
-	}
-	if (batch->ngroups == batch->maxgroups)
-	{
-		batch->maxgroups *= 2;
-		batch->groups = repalloc_huge(batch->groups,
-									  (Size) batch->maxgroups * sizeof(DqGroup));
-	}
-	group = &batch->groups[batch->ngroups++];
-	group->xid = row->xid;
-	group->last_seq = row->seq;
-	group->nrows = 1;
-	group->table = row->table;
-	group->tid = row->tid;
-}
-
-static int
-group_cmp(const void *a, const void *b)
-{
-	const DqGroup *x = a,
-			   *y = b;
-
-	return x->last_seq < y->last_seq ? -1 : x->last_seq > y->last_seq;
-}
-
-/*
- * Read on with the candidates (see dq_candidates_begin; here with a cursor, so
- * that a million rows are collected in slices between which due tasks move).
- */
-static void
-collect(DqShard *shard, DqOutboxScan *scan, TimestampTz deadline)
-{
-	DqBatch    *batch = shard->batch;
-	const DqSnapshot *seen = shard->seen;
-	DqRow		row;
-	int			n = 0;
-
-	if (!batch->in_range && batch->xip == 0 && batch->ngroups == 0 && batch->at_seq == 0)
-	{
-		batch->in_range = true;
-		batch->at_xid = seen->xmax;
-		if (seen->tli < batch->cur->tli)
-		{
-			batch->at_xid = FullTransactionIdFromU64(0);
-			batch->xip = seen->nxip;
-		}
-	}
-	for (;;)
-	{
-		if (batch->at_seq > 0)
-		{
-			/* the rest of the transaction we stopped in */
-			dq_outbox_scan_seek(scan, shard->no, batch->at_xid, batch->at_xid, batch->at_seq);
-			while (dq_outbox_scan_next(scan, &row, false))
-			{
-				collect_row(shard, &row);
-				batch->at_seq = row.seq;
-				if (++n % 1000 == 0 && GetCurrentTimestamp() >= deadline)
-					return;
-			}
-			batch->at_seq = 0;
-			FullTransactionIdAdvance(&batch->at_xid);
-		}
-		if (batch->in_range)
-		{
-			dq_outbox_scan_seek(scan, shard->no, batch->at_xid, batch->cur->xmax, 0);
-			while (dq_outbox_scan_next(scan, &row, false))
-			{
-				if (!dq_row_is_ours(&row) ||
-					dq_row_is_done(&row, shard->seen, shard->old) ||
-					dq_row_is_done(&row, shard->prev, NULL) ||
-					!dq_snapshot_sees(batch->cur, row.tli, row.xid))
-				{
-					batch->at_xid = row.xid;
-					continue;
-				}
-				collect_row(shard, &row);
-				if (++n % 1000 == 0 && GetCurrentTimestamp() >= deadline)
-				{
-					batch->at_xid = row.xid;
-					batch->at_seq = row.seq;
-					return;
-				}
-			}
-			batch->in_range = false;
-		}
-		/* the next one that was running */
-		for (;;)
-		{
-			FullTransactionId next;
-
-			if (batch->xip >= seen->nxip)
-			{
-				batch->collected = true;
-				return;
-			}
-			batch->at_xid = seen->xip[batch->xip++];
-			if (!dq_snapshot_sees(batch->cur, batch->cur->tli, batch->at_xid))
-				continue;
-			next = batch->at_xid;
-			FullTransactionIdAdvance(&next);
-			dq_outbox_scan_seek(scan, shard->no, batch->at_xid, next, 0);
-			while (dq_outbox_scan_next(scan, &row, false))
-			{
-				if (!dq_row_is_ours(&row) || dq_row_is_done(&row, shard->old, NULL))
-					continue;
-				collect_row(shard, &row);
-				if (++n % 1000 == 0 && GetCurrentTimestamp() >= deadline)
-				{
-					batch->at_seq = row.seq;
-					return;
-				}
-			}
-		}
-	}
-}
-
-/* ---- cutting ---- */
-
-/* false: it has to be resolved first */
-static bool
-add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
-{
-	switch (row->op)
-	{
-		case DQ_OP_OFFER:
-			dq_page_offer(cut->page, row->due, row->id, row->payload, row->key);
-			cut->offers++;
-			break;
-		case DQ_OP_REMOVE:
-			if (row->member == NULL)
-				ereport(LOG,
-						(errcode(ERRCODE_DATA_CORRUPTED),
-						 errmsg("dq_bridge: outbox row " INT64_FORMAT " names no task, passed over",
-								row->seq)));
-			else
-				dq_page_remove(cut->page, row->member, row->token);
-			break;
-		case DQ_OP_REMOVE_ELEMENT:
-			if (batch->resolved_seq != row->seq)
-			{
-				/* what stands before it must be applied when it is looked up */
-				if (cut->page->nops == 0)
-				{
-					MemoryContext old = MemoryContextSwitchTo(batch->context);
-
-					batch->element = palloc(sizeof(DqRow));
-					*batch->element = *row;
-					batch->element->key = (bytea *) pg_detoast_datum_copy((struct varlena *) row->key);
-					MemoryContextSwitchTo(old);
-				}
-				return false;
-			}
-			if (batch->resolved)
-				dq_page_remove(cut->page, batch->resolved, NULL);
-			break;
-		case DQ_OP_REMOVE_KEY:
-			dq_page_remove_key(cut->page, row->key);
-			break;
-		default:
-			ereport(ERROR,
-					(errcode(ERRCODE_DATA_CORRUPTED),
-					 errmsg("outbox row " INT64_FORMAT " has unknown operation \"%c\"",
-							row->seq, row->op)));
-	}
-	return true;
-}
-
-static inline bool
-page_is_full(const DqPage *page)
-{
-	return page->nops >= PAGE_OPS || page->bytes >= PAGE_BYTES;
-}
-
-/*
- * The next page of the batch. Rows up to (after_last, after_seq) were applied
- * before the batch was found half done.
- */
-static DqCut *
-cut_page(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
-{
-	DqBatch    *batch = shard->batch;
-	DqPage	   *page = dq_page_create(shard->context);
-	DqCut	   *cut = MemoryContextAllocZero(page->context, sizeof(DqCut));
-	MemoryContext old = MemoryContextSwitchTo(scratch);
-	int			rows = 0;
-	int64		last = batch->after_last,
-				seq = batch->after_seq;
-	DqRow		row;
-	bool		stop = false;
-
-	cut->page = page;
-	cut->first = !batch->started;
-	while (batch->group < batch->ngroups && !page_is_full(page) && !stop)
-	{
-		DqGroup    *group = &batch->groups[batch->group];
-		int64		from = batch->cut_seq;
-
-		MemoryContextReset(scratch);
-		if (group->last_seq < batch->after_last)
-		{
-			batch->group++;
-			continue;
-		}
-		if (group->last_seq == batch->after_last)
-			from = Max(from, batch->after_seq);
-		if (group->nrows == 1)
-		{
-			if (group->last_seq > from)
-			{
-				if (!dq_outbox_fetch(scan, group->table, &group->tid, &row))
-					ereport(ERROR,
-							(errcode(ERRCODE_DATA_CORRUPTED),
-							 errmsg("a committed row of outbox table %u has vanished",
-									group->table)));
-				if (!add_row(batch, cut, &row))
-				{
-					batch->element_last = group->last_seq;
-					stop = true;
-					break;
-				}
-				rows++;
-				last = group->last_seq;
-				seq = row.seq;
-			}
-			batch->group++;
-			batch->cut_seq = 0;
-			continue;
-		}
-		/* from 0: all of it; seq begins at 1 */
-		if (from > 0)
-			dq_outbox_scan_seek(scan, shard->no, group->xid, group->xid, from);
-		else
-		{
-			FullTransactionId next = group->xid;
-
-			FullTransactionIdAdvance(&next);
-			dq_outbox_scan_seek(scan, shard->no, group->xid, next, 0);
-		}
-		for (;;)
-		{
-			if (page_is_full(page))
-				break;
-			if (!dq_outbox_scan_next(scan, &row, true))
-			{
-				batch->group++;
-				batch->cut_seq = 0;
-				break;
-			}
-			if (!add_row(batch, cut, &row))
-			{
-				batch->element_last = group->last_seq;
-				stop = true;
-				break;
-			}
-			rows++;
-			last = group->last_seq;
-			seq = row.seq;
-			batch->cut_seq = row.seq;
-			if (page->nops % 100 == 0)
-				MemoryContextReset(scratch);
-		}
-	}
-	MemoryContextSwitchTo(old);
-	batch->rows -= rows;
-	if (stop && rows == 0)
-	{
-		MemoryContextDelete(page->context);
-		return NULL;
-	}
-	cut->done = batch->group >= batch->ngroups;
-	snprintf(cut->position, sizeof(cut->position), "%s|" INT64_FORMAT ":" INT64_FORMAT "|%d",
-			 batch->nonce, last, seq, cut->done ? 1 : 0);
-	return cut;
-}
-
 /* ---- the step of a round ---- */
 
 static bool
@@ -578,14 +282,14 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 			scan = dq_outbox_scan_begin(shard->no, cur->xmax, cur->xmax, snapshot);
 		if (!batch->collected)
 		{
-			collect(shard, scan, deadline);
+			dq_batch_collect(shard, scan, deadline);
 			shard->catching_up &= !batch->collected;
 			if (!batch->collected)
 			{
 				more = true;
 				continue;
 			}
-			qsort(batch->groups, batch->ngroups, sizeof(DqGroup), group_cmp);
+			qsort(batch->groups, batch->ngroups, sizeof(DqGroup), dq_group_cmp);
 			if (batch->ngroups == 0 && !batch->started)
 			{
 				/* progress over an empty round stays in memory (PROTOCOL R7) */
@@ -599,7 +303,7 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 			continue;
 		if (batch->element)
 			continue;			/* resolve.c has it */
-		shard->prepared = cut_page(shard, scan, scratch);
+		shard->prepared = dq_batch_cut(shard, scan, scratch);
 		if (shard->prepared == NULL)
 		{
 			more = true;

@@ -7,7 +7,9 @@
  *	  round.c	 a link: the round, what is published
  *	  connections.c the connections of a link
  *	  enter.c	 coming to a shard: may we, with which session (PO 5, PO 7)
- *	  batch.c	 which rows, in which order, in which pages (PO 1 to 3)
+ *	  batch.c	 which rows are new, and when they may leave (PO 1 to 3)
+ *	  collect.c	 their transactions, in order (G8)
+ *	  cut.c		 their pages
  *	  resolve.c	 removals that named no exact task
  *	  exchange.c what is sent and what the replies mean (PO 4, PO 6)
  *	  hand.c	 the same without a worker
@@ -250,6 +252,13 @@ extern char *dq_batch_old(DqShard *shard);
  * there is more to do at once. */
 extern uint64 dq_completion_count(void);
 extern bool dq_batches_prepare(DqLink *link, TimestampTz deadline);
+
+/* collect.c */
+extern void dq_batch_collect(DqShard *shard, DqOutboxScan *scan, TimestampTz deadline);
+extern int	dq_group_cmp(const void *a, const void *b);
+
+/* cut.c */
+extern DqCut *dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch);
 
 /* resolve.c */
 /* True: there is more to do at once. */
