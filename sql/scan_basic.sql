@@ -106,7 +106,7 @@ COMMIT;
 SET enable_material = off;
 SELECT count(*) FROM (VALUES (1), (2), (3)) v(i), LATERAL (SELECT id FROM q WHERE i > 0 LIMIT 1200) x;
 RESET enable_material;
-EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT id FROM q LIMIT 10;
+EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT id FROM q LIMIT 10;
 
 -- joins, also with a parallel plan around it, EvalPlanQual's whole row
 SET parallel_setup_cost = 0;

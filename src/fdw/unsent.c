@@ -257,8 +257,9 @@ dq_unsent_begin(int32 shard, const DqRange *fence, Snapshot snapshot)
 		cur = dq_snapshot_in(fence->cur);
 
 	/* the second pass begins before the first ends: no table gets emptied */
-	dq_candidates_begin(&scan, shard, unsent->prev, unsent->old, NULL, snapshot);
-	dq_candidates_begin(&unsent->scan, shard, unsent->prev, unsent->old, NULL, snapshot);
+	dq_candidates_begin(&scan, shard, unsent->prev, unsent->old, NULL, snapshot, true);
+	dq_candidates_begin(&unsent->scan, shard, unsent->prev, unsent->old, NULL, snapshot,
+						true);
 	unsent->scanning = true;
 
 	for (;;)

@@ -143,7 +143,9 @@ extern void dq_outbox_scan_end(DqOutboxScan *scan);
 /*
  * Rows of ours that the fence (prev, old) does not cover, in no useful order:
  * looks up only the transactions that prev calls running and those beyond it.
- * upto: only transactions it sees (NULL: all that the MVCC snapshot shows).
+ * upto: only transactions it sees (NULL: all that the MVCC snapshot shows). The
+ * rows of a transaction that runs now, however many, are not even passed over;
+ * nor are own ones, unless asked for.
  */
 typedef struct DqCandidates
 {
@@ -153,10 +155,14 @@ typedef struct DqCandidates
 	const DqSnapshot *old;
 	const DqSnapshot *upto;
 	int			xip;			/* next of prev->xip to look up */
+	FullTransactionId *running; /* sorted: not looked at */
+	int			nrunning;
+	int			gap;			/* next of them that ends a range */
+	FullTransactionId to;		/* end of all ranges */
 } DqCandidates;
 extern void dq_candidates_begin(DqCandidates *c, int32 shard, const DqSnapshot *prev,
 								const DqSnapshot *old, const DqSnapshot *upto,
-								Snapshot snapshot);
+								Snapshot snapshot, bool own);
 extern bool dq_candidates_next(DqCandidates *c, DqRow *row, bool values);
 extern void dq_candidates_end(DqCandidates *c);
 

@@ -370,30 +370,70 @@ dq_row_is_ours(const DqRow *row)
 		 row->place == dq_place_hash());
 }
 
+static bool
+is_running(const DqCandidates *c, FullTransactionId xid)
+{
+	int			i;
+
+	for (i = 0; i < c->nrunning; i++)
+		if (FullTransactionIdEquals(c->running[i], xid))
+			return true;
+	return false;
+}
+
+/* The next range between transactions that run; false: that was the last. */
+static bool
+next_range(DqCandidates *c)
+{
+	FullTransactionId from;
+
+	if (c->gap >= c->nrunning)
+		return false;
+	from = c->running[c->gap++];
+	FullTransactionIdAdvance(&from);
+	dq_outbox_scan_seek(c->scan, c->shard, from,
+						c->gap < c->nrunning ? c->running[c->gap] : c->to, 0);
+	return true;
+}
+
 /*
- * The transactions that prev calls running, one by one, then those beyond it: a
+ * The transactions beyond prev, then those that prev calls running, one by one: a
  * transaction that stays open for hours costs one look-up a round, not a scan of
  * what others wrote meanwhile. After a timeline change numbers may have been
  * given out again, so everything is looked at once.
  */
 void
 dq_candidates_begin(DqCandidates *c, int32 shard, const DqSnapshot *prev,
-					const DqSnapshot *old, const DqSnapshot *upto, Snapshot snapshot)
+					const DqSnapshot *old, const DqSnapshot *upto, Snapshot snapshot,
+					bool own)
 {
 	FullTransactionId from = prev->xmax;
+	FullTransactionId mine = GetTopFullTransactionIdIfAny();
+	DqSnapshot *now = dq_snapshot_take(snapshot);	/* names the own one as well */
+	int			i;
 
 	memset(c, 0, sizeof(*c));
 	c->shard = shard;
 	c->prev = prev;
 	c->old = old;
 	c->upto = upto;
+	c->to = upto ? upto->xmax : FullTransactionIdFromU64(PG_UINT64_MAX);
 	if (prev->tli < GetWALInsertionTimeLine())
 	{
 		from = FullTransactionIdFromU64(0);
 		c->xip = prev->nxip;	/* within the range */
 	}
+	c->running = palloc((now->nxip + 1) * sizeof(FullTransactionId));
+	for (i = 0; i < now->nxip; i++)
+		if (!own || !FullTransactionIdEquals(now->xip[i], mine))
+			c->running[c->nrunning++] = now->xip[i];
+	/* beyond its own xmax the snapshot names nobody, and sees nobody but us */
+	if (!own && FullTransactionIdIsValid(mine) && !is_running(c, mine))
+		c->running[c->nrunning++] = mine;
+	while (c->gap < c->nrunning && FullTransactionIdPrecedes(c->running[c->gap], from))
+		c->gap++;
 	c->scan = dq_outbox_scan_begin(shard, from,
-								   upto ? upto->xmax : FullTransactionIdFromU64(PG_UINT64_MAX),
+								   c->gap < c->nrunning ? c->running[c->gap] : c->to,
 								   snapshot);
 }
 
@@ -408,7 +448,9 @@ dq_candidates_next(DqCandidates *c, DqRow *row, bool values)
 				(c->upto == NULL || dq_snapshot_sees(c->upto, row->tli, row->xid)))
 				return true;
 		}
-		/* next transaction that was running */
+		if (next_range(c))
+			continue;
+		/* next transaction that was running, and has ended */
 		for (;;)
 		{
 			FullTransactionId xid,
@@ -417,7 +459,8 @@ dq_candidates_next(DqCandidates *c, DqRow *row, bool values)
 			if (c->xip >= c->prev->nxip)
 				return false;
 			xid = c->prev->xip[c->xip++];
-			if (c->upto && !dq_snapshot_sees(c->upto, c->upto->tli, xid))
+			if (is_running(c, xid) ||
+				(c->upto && !dq_snapshot_sees(c->upto, c->upto->tli, xid)))
 				continue;
 			next = xid;
 			FullTransactionIdAdvance(&next);
@@ -437,23 +480,12 @@ bool
 dq_outbox_is_covered(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
 					 Snapshot snapshot)
 {
-	FullTransactionId own = GetTopFullTransactionIdIfAny();
 	DqCandidates c;
 	DqRow		row;
-	bool		covered = true;
+	bool		covered;
 
-	dq_candidates_begin(&c, shard, prev, old, NULL, snapshot);
-	while (covered && dq_candidates_next(&c, &row, false))
-	{
-		FullTransactionId next = own;
-
-		covered = FullTransactionIdEquals(row.xid, own);
-		if (!covered)
-			break;
-		/* own operations are no concern here, and may be many: go past them */
-		FullTransactionIdAdvance(&next);
-		dq_outbox_scan_seek(c.scan, shard, next, FullTransactionIdFromU64(PG_UINT64_MAX), 0);
-	}
+	dq_candidates_begin(&c, shard, prev, old, NULL, snapshot, false);
+	covered = !dq_candidates_next(&c, &row, false);
 	dq_candidates_end(&c);
 	return covered;
 }
