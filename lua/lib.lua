@@ -231,7 +231,13 @@ local function find(element, due, id, skip, bound)
     local m = locate(due, id)
     if m and not skip[m] and not later(m, bound) then return m, due, 'i' end
   end
+  -- those in skip are passed over by their ids, without looking for them
+  local skip_id = {}
+  for m in pairs(skip) do
+    if byte(m, 1) == 8 then skip_id[sub(m, 2, 9)] = true end
+  end
   local function matches(p)
+    if skip_id[sub(p, 7)] then return nil end
     local d = place_due(p)
     local m = locate(d, sub(p, 7))
     if m and not skip[m] and not later(m, bound) then

@@ -1,0 +1,58 @@
+# pg_upgrade within one major: the database stays the same source, what was on
+# its way arrives once, a pause is kept. G8; G12
+use strict;
+use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use DqTest;
+use PostgreSQL::Test::Utils ();
+use Test::More;
+
+my $old = DqTest->new(name => 'old');
+my $r = $old->redis;
+
+# two servers, so that their OIDs cannot come out the same by chance alone
+$old->sql("CREATE SERVER another FOREIGN DATA WRAPPER dq_bridge OPTIONS (socket '" . $r->socket . "', database '1')");
+$old->queue('q');
+$old->queue('paused');
+$old->queue('q2', '', server => 'another');
+$old->sql("SELECT dq_offer('q', 'pending', '1 hour', 'k')");
+$old->sql("SELECT dq_pause('paused')");
+$old->sync;
+my $source = $old->sql("SELECT source FROM dq_source");
+
+# committed, not yet sent
+$r->stop;
+$old->sql("SELECT dq_offer('q', 'on its way', '0'), dq_offer('paused', 'waits', '0')");
+$old->node->stop('fast');
+$r->start;
+is($r->cmd('LLEN', 'q'), 0, 'nothing was sent');
+
+my $new = DqTest->new(name => 'new', redis => $r, start => 0);
+my $bin = $old->node->config_data('--bindir');
+{
+	my $dir = $new->node->basedir;
+	my @cmd = ("$bin/pg_upgrade", '-b', $bin, '-B', $bin, '-d', $old->node->data_dir, '-D', $new->node->data_dir,
+		'-p', $old->node->port, '-P', $new->node->port, '-s', $new->node->host);
+	chdir $dir or die;
+	ok(!system(join(' ', map { "'$_'" } @cmd) . " > upgrade.out 2>&1"), 'pg_upgrade with the library preloaded')
+	  or diag(PostgreSQL::Test::Utils::slurp_file("$dir/upgrade.out"));
+}
+$new->node->start;
+
+is($new->sql("SELECT source FROM dq_source"), $source, 'the same source');
+ok(poll_until(sub { $r->cmd('LLEN', 'q') == 1 }), 'what was on its way arrives, once the old lease is over');
+$new->sync;
+is(join(',', $r->ready('q')), 'on its way', '... once');
+is($new->sql("SELECT payload FROM q"), 'pending', 'the pending task is still there');
+is($r->cmd('LLEN', 'paused'), 0, 'a pause is kept');
+$new->sql("SELECT dq_resume('paused')");
+ok(poll_until(sub { $r->cmd('LLEN', 'paused') == 1 }), '... and ends');
+is($new->sql("SELECT dq_remove('q', 'k')"), 't', 'removing works');
+$new->sql("SELECT dq_offer('q2', 'x', '0')");
+$r->cmd('SELECT', 1);
+ok(poll_until(sub { $r->cmd('LLEN', 'q2') == 1 }), 'the other server too');
+$r->cmd('SELECT', 0);
+is($new->sql("SELECT string_agg(DISTINCT state, ',') FROM dq_stats"), 'running', 'all running');
+
+done_testing();
