@@ -50,4 +50,10 @@ $t->sql("CREATE TABLE par (id text, key text, payload text, due_at timestamptz, 
 	  . " ALTER TABLE par ALTER COLUMN shard TYPE text");
 $t->fails("SELECT * FROM chi", '42804', 'H11 a type changed through the parent', qr/must be of type integer/);
 
+# two names with the same keys in Redis are one queue
+$t->fails("CREATE FOREIGN TABLE spy (payload text) SERVER redis OPTIONS (queue '{q}', role 'producer')", '42710',
+	'x and {x} have the same pending set', qr/same queue in Redis/);
+$t->queue('w', "shards '2'");
+$t->fails("CREATE FOREIGN TABLE spy (payload text) SERVER redis OPTIONS (queue '{w#0}')", '42710', 'a shard by its own name too');
+
 done_testing();

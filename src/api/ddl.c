@@ -258,27 +258,59 @@ same_redis(const DqQueue *a, const DqQueue *b)
 	return same_text(x->host, y->host) && x->port == y->port;
 }
 
-/* Do their shards share a name? "a" with 2 shards is "a#0", "a#1". */
-static bool
-names_meet(const DqQueue *a, const DqQueue *b)
+static int
+key_cmp(const void *a, const void *b)
 {
-	size_t		shorter = Min(strlen(a->name), strlen(b->name));
+	const DqArg *x = a,
+			   *y = b;
+	int			cmp = memcmp(x->data, y->data, Min(x->len, y->len));
 
-	if (strncmp(a->name, b->name, shorter) != 0)
-		return false;
-	if (strcmp(a->name, b->name) == 0)
-		return true;
-	if (a->name[shorter] != '#' && b->name[shorter] != '#')
-		return false;
-	for (int i = 0; i < a->nshards; i++)
+	return cmp != 0 ? cmp : (x->len > y->len) - (x->len < y->len);
+}
+
+/* Every key of every shard, sorted. */
+static DqArg *
+all_keys(const DqQueue *queue)
+{
+	DqArg	   *keys = palloc(queue->nshards * DQ_NUM_KEYS * sizeof(DqArg));
+
+	for (int i = 0; i < queue->nshards; i++)
 	{
-		char	   *name = dq_shard_name(a->name, a->nshards, i);
+		DqKeys		shard;
 
-		for (int j = 0; j < b->nshards; j++)
-		{
-			if (strcmp(name, dq_shard_name(b->name, b->nshards, j)) == 0)
-				return true;
-		}
+		dq_keys_make(&shard, dq_shard_name(queue->name, queue->nshards, i));
+		memcpy(keys + i * DQ_NUM_KEYS, shard.key, sizeof(shard.key));
+	}
+	qsort(keys, queue->nshards * DQ_NUM_KEYS, sizeof(DqArg), key_cmp);
+	return keys;
+}
+
+/*
+ * Do two queues share a key in Redis? Names may differ and still do so: x and {x}
+ * have the same pending set, x over two shards has the ready list x#0, and so on.
+ */
+static bool
+keys_meet(const DqQueue *a, const DqQueue *b)
+{
+	DqArg	   *mine,
+			   *theirs;
+	int			nmine = a->nshards * DQ_NUM_KEYS;
+	int			ntheirs = b->nshards * DQ_NUM_KEYS;
+
+	if (strcmp(a->name, b->name) == 0)
+		return true;			/* of whatever number of shards */
+	mine = all_keys(a);
+	theirs = all_keys(b);
+	for (int i = 0, j = 0; i < nmine && j < ntheirs;)
+	{
+		int			cmp = key_cmp(&mine[i], &theirs[j]);
+
+		if (cmp == 0)
+			return true;
+		if (cmp < 0)
+			i++;
+		else
+			j++;
 	}
 	return false;
 }
@@ -320,7 +352,7 @@ check_others(const DqQueue *queue, bool created)
 		if (lfirst_oid(lc) == queue->relid)
 			continue;
 		other = dq_queue_get_noerror(lfirst_oid(lc));
-		if (other == NULL || !names_meet(queue, other) || !same_redis(queue, other))
+		if (other == NULL || !keys_meet(queue, other) || !same_redis(queue, other))
 			continue;
 
 		if (other->serverid != queue->serverid)
