@@ -22,18 +22,21 @@ print $fh <<'SUPP';
    padding written to files
    Memcheck:Param
    pwrite64(buf)
+   fun:pwrite*
    ...
 }
 {
    padding written to files, vectored
    Memcheck:Param
    pwritev(vector[...])
+   fun:pwritev*
    ...
 }
 {
    padding written
    Memcheck:Param
    write(buf)
+   fun:write*
    ...
 }
 {
