@@ -119,7 +119,7 @@ sub row
 {
 	my ($what, $measured, $compared, $ratio, $reach) = @_;
 
-	printf "%-44s %14s %14s %8s %8s\n", $what, $measured, $compared, defined $ratio ? sprintf('%.2f', $ratio) : '', $reach;
+	printf "%-48s %14s %14s %8s %8s\n", $what, $measured, $compared, defined $ratio ? sprintf('%.2f', $ratio) : '', $reach;
 }
 
 sub queue { my ($q, $options) = @_; sql("SELECT FROM dq_create_queue('$q', 'redis', 'text', '" . ($options || '{}') . "')"); }

@@ -58,11 +58,11 @@ my $pid = fork();
 die unless defined $pid;
 if ($pid == 0)
 {
-	open STDOUT, '>>', "$dir/valgrind.out";
+	open STDOUT, '>>', $t->node->logfile;
 	open STDERR, '>&', \*STDOUT;
 	my $postgres = `which postgres`;
 	chomp $postgres;
-	exec('valgrind', '--trace-children=yes', '--leak-check=no', '--error-markers=VALGRINDERROR-BEGIN,VALGRINDERROR-END',
+	exec('valgrind', '--trace-children=yes', '--leak-check=no', '--freelist-vol=200000', '--freelist-big-blocks=100000', '--error-markers=VALGRINDERROR-BEGIN,VALGRINDERROR-END',
 		'--gen-suppressions=all', "--suppressions=$dir/supp", "--log-file=$dir/vg.%p.log", '--quiet',
 		$postgres, '-D', $t->node->data_dir);
 }
@@ -77,7 +77,7 @@ my $bridge = $t->bridge_pid(deadline => 120);
 sub rss
 {
 	open my $s, '<', "/proc/$bridge/status" or return 0;
-	my ($kb) = join('', <$s>) =~ /VmRSS:\s+(\d+)/;
+	my ($kb) = join('', <$s>) =~ /RssAnon:\s+(\d+)/;
 	return $kb;
 }
 
