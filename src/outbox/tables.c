@@ -186,12 +186,18 @@ struct DqOutboxScan
 	TableScan	table[DQ_NUM_OUTBOX];
 };
 
+/*
+ * btree keeps what it learns on the way (killed items) in the context that is
+ * current then; callers read rows in contexts they reset, the scan lives on.
+ */
 static void
 advance(TableScan *t)
 {
+	MemoryContext old = MemoryContextSwitchTo(GetMemoryChunkContext(t->slot));
 	bool		isnull;
 
 	t->has = index_getnext_slot(t->scan, ForwardScanDirection, t->slot);
+	MemoryContextSwitchTo(old);
 	if (t->has)
 	{
 		t->xid = U64FromFullTransactionId(DatumGetFullTransactionId(
@@ -205,6 +211,7 @@ seek_table(TableScan *t, int32 shard, FullTransactionId from, FullTransactionId 
 		   int64 after_seq)
 {
 	ScanKeyData key[3];
+	MemoryContext old;
 
 	ScanKeyInit(&key[0], 1, BTEqualStrategyNumber, F_INT4EQ, Int32GetDatum(shard));
 	if (after_seq > 0)
@@ -221,7 +228,9 @@ seek_table(TableScan *t, int32 shard, FullTransactionId from, FullTransactionId 
 		ScanKeyInit(&key[2], 2, BTLessStrategyNumber, F_XID8LT,
 					FullTransactionIdGetDatum(to));
 	}
+	old = MemoryContextSwitchTo(GetMemoryChunkContext(t->slot));
 	index_rescan(t->scan, key, 3, NULL, 0);
+	MemoryContextSwitchTo(old);
 	advance(t);
 }
 

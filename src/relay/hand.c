@@ -58,6 +58,8 @@ dq_relay_by_hand(Oid serverid, long timeout_ms)
 	}
 	PG_FINALLY();
 	{
+		/* a round leaves its own context current, which is about to go */
+		MemoryContextSwitchTo(caller);
 		dq_bridge_free(bridge);
 		dq_bridge_unlock(serverid);
 	}
