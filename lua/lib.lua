@@ -1,11 +1,12 @@
 -- lib.lua: goes before every other script. Key names, the fence, members, the
 -- index. Nothing in here writes unless its name says so.
 --
--- KEYS (the same eleven for every script, all in one hash slot): pending set,
+-- KEYS (the same twelve for every script, all in one hash slot): pending set,
 -- ready list, channel, companion list, index, fence, hold, claim, quarantine,
--- owner, twins.
+-- owner, twins, held.
 local PENDING, READY, CHANNEL, INDEX, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[5], KEYS[6]
 local HOLD, BAD, OWNER, TWINS = KEYS[7], KEYS[9], KEYS[10], KEYS[11]
+local HELD = KEYS[12]
 local call, sub, byte, char = redis.call, string.sub, string.byte, string.char
 local floor = math.floor
 
@@ -23,7 +24,7 @@ end
 local function types()
   return typed(PENDING, 'zset') or typed(INDEX, 'hash') or typed(FENCE, 'hash')
     or typed(TWINS, 'zset') or typed(BAD, 'hash') or typed(OWNER, 'hash')
-    or typed(HOLD, 'hash')
+    or typed(HOLD, 'hash') or typed(HELD, 'zset')
 end
 
 -- Where the fence of a source stands: session, whether it is thawed for that

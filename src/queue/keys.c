@@ -32,6 +32,7 @@ static const struct
 	[DQ_KEY_BAD] = {"dq:", ":bad"},
 	[DQ_KEY_OWNER] = {"dq:", ":owner"},
 	[DQ_KEY_TWINS] = {"dq:", ":twins"},
+	[DQ_KEY_HELD] = {"dq:", ":held"},
 };
 
 char *

@@ -138,6 +138,7 @@ enum DqKeyNo					/* order of KEYS in every script */
 	DQ_KEY_BAD,
 	DQ_KEY_OWNER,
 	DQ_KEY_TWINS,				/* dq:{N}:twins, keyless tasks with equal payloads */
+	DQ_KEY_HELD,				/* dq:{N}:held, tasks under a hold, ordered like pending ones */
 	DQ_NUM_KEYS
 };
 
