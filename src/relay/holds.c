@@ -90,16 +90,21 @@ find_blockers(DqLink *link, DqShard *shard)
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	now = dq_snapshot_take(snapshot);
 	InitDirtySnapshot(dirty);
-	for (i = 0; i < now->nxip; i++)
+	/* those it names as running, and all beyond it */
+	for (i = 0; i <= now->nxip; i++)
 	{
-		FullTransactionId next = now->xip[i];
+		FullTransactionId from = i < now->nxip ? now->xip[i] : now->xmax;
+		FullTransactionId to = from;
 		DqRow		row;
 
-		FullTransactionIdAdvance(&next);
-		if (scan == NULL)
-			scan = dq_outbox_scan_begin(shard->no, now->xip[i], next, &dirty);
+		if (i < now->nxip)
+			FullTransactionIdAdvance(&to);
 		else
-			dq_outbox_scan_seek(scan, shard->no, now->xip[i], next, 0);
+			to = FullTransactionIdFromU64(PG_UINT64_MAX);
+		if (scan == NULL)
+			scan = dq_outbox_scan_begin(shard->no, from, to, &dirty);
+		else
+			dq_outbox_scan_seek(scan, shard->no, from, to, 0);
 		for (;;)
 		{
 			bool		more;
