@@ -250,6 +250,10 @@ extern void dq_hold_draw(char *token);	/* DQ_TOKEN_LEN random bytes */
 extern void dq_hold_sent(const char *token);
 extern void dq_hold_void(const char *token);
 extern void dq_hold_keep(const char *token);
+/* Around the row that relies on a hold of this session (PO 7). false: the hold may
+ * be lost, write nothing and ask anew. */
+extern bool dq_hold_writing(int32 shard, const char *session);
+extern void dq_hold_written(void);
 /* Tokens of this transaction that stand for nothing: they may be taken over. */
 extern const char *dq_holds_left(int *n);
 
