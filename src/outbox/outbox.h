@@ -74,6 +74,12 @@ typedef struct DqShardRow
 	Oid			relid;			/* of the table that registered it, perhaps gone */
 } DqShardRow;
 
+/*
+ * Who defines or registers a queue of a name that could share a key in Redis with
+ * this one waits, to the end of the transaction, for others who do. Afterwards the
+ * catalogs show what they have done. Nobody who uses a queue comes here.
+ */
+extern void dq_name_lock(const char *name);
 /* Fill queue->shard_no, registering in this transaction what is missing. */
 extern void dq_shards_resolve(DqQueue *queue);
 /* DqShardRow of one server (InvalidOid: all), fresh snapshot, current context. */
