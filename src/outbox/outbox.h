@@ -46,13 +46,15 @@ typedef struct DqSnapshot
 	FullTransactionId xmax;
 	int			nxip;
 	FullTransactionId *xip;		/* sorted, top-level only */
+	bool		damaged;		/* read from what is none: sees nothing, says nothing */
 } DqSnapshot;
 
 extern DqSnapshot *dq_snapshot_take(Snapshot snapshot); /* palloc'd */
 /* What is committed now; in parallel mode, where PostgreSQL allows no new
  * snapshot, the statement's. Register it. */
 extern Snapshot dq_fresh_snapshot(void);
-extern DqSnapshot *dq_snapshot_in(const char *text);	/* "" -> nothing visible */
+/* "" -> nothing visible; unreadable -> the same, and damaged */
+extern DqSnapshot *dq_snapshot_in(const char *text);
 extern char *dq_snapshot_out(const DqSnapshot *snap);
 extern bool dq_snapshot_sees(const DqSnapshot *snap, uint32 tli, FullTransactionId xid);
 extern bool dq_snapshot_equal(const DqSnapshot *a, const DqSnapshot *b);

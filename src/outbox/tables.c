@@ -493,6 +493,8 @@ dq_outbox_is_covered(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
 	DqRow		row;
 	bool		covered;
 
+	if (prev->damaged || (old && old->damaged))
+		return false;
 	dq_candidates_begin(&c, shard, prev, old, NULL, snapshot, false);
 	covered = !dq_candidates_next(&c, &row, false);
 	dq_candidates_end(&c);
