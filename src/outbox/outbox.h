@@ -49,6 +49,8 @@ typedef struct DqSnapshot
 	bool		damaged;		/* read from what is none: sees nothing, says nothing */
 } DqSnapshot;
 
+/* The timeline this server writes, or replays as a standby. */
+extern uint32 dq_timeline(void);
 extern DqSnapshot *dq_snapshot_take(Snapshot snapshot); /* palloc'd */
 /* What is committed now; in parallel mode, where PostgreSQL allows no new
  * snapshot, the statement's. Register it. */

@@ -11,6 +11,7 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
+#include "access/xlogrecovery.h"
 #include "miscadmin.h"
 #include "replication/syncrep.h"
 #include "replication/walsender.h"
@@ -21,6 +22,17 @@ Snapshot
 dq_fresh_snapshot(void)
 {
 	return IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot();
+}
+
+uint32
+dq_timeline(void)
+{
+	TimeLineID	tli;
+
+	if (!RecoveryInProgress())
+		return GetWALInsertionTimeLine();
+	(void) GetXLogReplayRecPtr(&tli);
+	return tli;
 }
 
 static FullTransactionId
@@ -54,7 +66,7 @@ dq_snapshot_take(Snapshot snapshot)
 	DqSnapshot *snap = palloc0(sizeof(DqSnapshot));
 	int			i;
 
-	snap->tli = GetWALInsertionTimeLine();
+	snap->tli = dq_timeline();
 	snap->xmin = widen(snapshot->xmin, next);
 	snap->xmax = widen(snapshot->xmax, next);
 	snap->xip = palloc((snapshot->xcnt + 1) * sizeof(FullTransactionId));

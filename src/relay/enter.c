@@ -87,7 +87,7 @@ bool
 dq_writer_is_ours(const char *stamp, XLogRecPtr now)
 {
 	uint32		tli,
-				mine = GetWALInsertionTimeLine();
+				mine = dq_timeline();
 	uint64		start,
 				lsn;
 	List	   *history;
@@ -277,7 +277,7 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 		sscanf(record->writer, "%u", &tli);
 		if (shard->lease_seen == 0)
 			shard->lease_seen = record->lease_until;
-		if (record->lease_until > shard->lease_seen && tli == GetWALInsertionTimeLine())
+		if (record->lease_until > shard->lease_seen && tli == dq_timeline())
 			shard->lease_elsewhere = true;
 		if (alive || shard->lease_elsewhere)
 		{
