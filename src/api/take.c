@@ -95,16 +95,19 @@ dq_found_is_better(char how, int64 due, char than_how, int64 than_due)
 
 /* ---- one look ---- */
 
-static bool
+/* Without one the answer will say whose the queue is, or that it is not open. */
+static void
 get_sessions(Asking *asking)
 {
 	int			i;
 
 	for (i = 0; i < asking->queue->nshards; i++)
-		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i],
-							asking->sessions[i].session, &asking->sessions[i].floor))
-			return false;
-	return true;
+	{
+		DqSession  *s = &asking->sessions[i];
+
+		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i], s->session, &s->floor))
+			s->session[0] = '\0';
+	}
 }
 
 /* The answers of shards from..to: are they answers at all? */
@@ -232,8 +235,7 @@ look(Asking *asking, int *where)
 	bool		again = false;
 	int			i;
 
-	if (!get_sessions(asking))
-		return LOOK_WAIT;
+	get_sessions(asking);
 	dq_op_hold(redis, queue->relname, asking->keys, 0, queue->nshards, asking->home,
 			   asking->sessions, &asking->args, asking->found);
 	if (!accept(asking, 0, queue->nshards))
