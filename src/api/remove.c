@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "compat.h"
 #include "relay/relay.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -58,6 +59,7 @@ record_member(DqQueue *queue, int32 shard, int64 due, bytea *member)
 	row.member = member;
 	row.token = token;
 	dq_outbox_insert(&row, queue->serverid);
+	DQ_POINT("remove.recorded");
 }
 
 /*
@@ -77,6 +79,7 @@ record_element(DqQueue *queue, bytea *element, bool key_only)
 	row.op = key_only ? DQ_OP_REMOVE_KEY : DQ_OP_REMOVE_ELEMENT;
 	row.key = element;
 	dq_outbox_insert(&row, queue->serverid);
+	DQ_POINT("remove.recorded");
 }
 
 /* ---- asking Redis ---- */
@@ -329,7 +332,9 @@ remove_task(DqQueue *queue, bytea *element, bool key_only)
 
 	/* what this transaction offered is known without asking anybody */
 	own_found = dq_own_find(queue, element, &own) && (!key_only || own.how == 'k');
+	DQ_POINT("remove.ask");
 	best = ask(&asking);
+	DQ_POINT("remove.asked");
 	/* messages may have been processed meanwhile */
 	queue = dq_queue_get(asking.relid);
 	dq_shards_resolve(queue);

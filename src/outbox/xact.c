@@ -7,6 +7,7 @@
 #include "postgres.h"
 
 #include "outbox/outbox.h"
+#include "shared/points.h"
 #include "shared/shared.h"
 
 #include "access/xact.h"
@@ -41,6 +42,8 @@ xact_callback(XactEvent event, void *arg)
 			 * After the transaction has left the proc array, so the bridge's
 			 * snapshot will see it. Nothing here may fail.
 			 */
+			if (ntouched > 0)
+				DQ_POINT("commit.done");
 			if (ntouched > MAX_TOUCHED)
 				dq_wake_bridge(MyDatabaseId, InvalidOid);
 			else
@@ -58,6 +61,11 @@ xact_callback(XactEvent event, void *arg)
 			if (registered_shards)
 				generation++;
 			forget();
+			break;
+		case XACT_EVENT_PRE_COMMIT:
+		case XACT_EVENT_PRE_PREPARE:
+			if (ntouched > 0)
+				DQ_POINT("commit.begin");
 			break;
 		default:
 			break;
