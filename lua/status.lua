@@ -32,7 +32,7 @@ if ARGV[2] ~= '' and ARGV[2] == session and call('EXISTS', INDEX) == 1 then
   for i = 1, #scan[2], 2 do
     local field, place = scan[2][i], scan[2][i + 1]
     if sub(field, 1, 1) ~= 'i' and place ~= 't' and
-      not locate(place_due(place), sub(place, 7)) then
+      not seek(place_due(place), sub(place, 7)) then
       stale_write(field, place)
     end
   end

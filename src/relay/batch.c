@@ -63,6 +63,7 @@ set_seen(DqShard *shard, const DqSnapshot *snap)
 	if (before != shard->prev)
 		snapshot_free(before);
 	MemoryContextSwitchTo(old);
+	shard->seen_here = true;
 	shard->stats.relayed_xmin = U64FromFullTransactionId(snap->xmax);
 	shard->publish = true;
 }
@@ -117,6 +118,7 @@ dq_shard_adopt_fence(DqShard *shard, const DqFence *fence, const DqFenceRecord *
 	shard->prev = dq_snapshot_in(record->prev);
 	shard->old = record->old[0] ? dq_snapshot_in(record->old) : NULL;
 	shard->seen = shard->prev;
+	shard->seen_here = false;
 	shard->looked = false;
 	MemoryContextSwitchTo(old);
 	strlcpy(shard->position, fence->position, sizeof(shard->position));
@@ -275,7 +277,7 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 				continue;
 			shard->batch = batch_create(shard, cur);
 			dq_new_token(shard->batch->nonce);
-			shard->batch->thaws = shard->state == DQ_SHARD_FROZEN;
+			shard->batch->thaws = shard->state == DQ_SHARD_FROZEN && dq_shard_may_thaw(shard);
 			shard->looked = true;
 			shard->completions = completions;
 		}

@@ -38,6 +38,7 @@ dq_shard_forget(DqShard *shard, DqShardState state)
 	shard->broken = false;
 	shard->want_thaw = false;
 	shard->looked = false;
+	shard->seen_here = false;
 	shard->catching_up = true;
 	shard->transfer_more = false;
 	shard->publish = true;
@@ -156,6 +157,9 @@ static void
 entered(DqShard *shard)
 {
 	shard->state = shard->producer ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+	shard->blockers_known = false;
+	list_free_deep(shard->blockers);
+	shard->blockers = NIL;
 	shard->mark_wanted = true;
 	shard->failures = 0;
 	shard->parked = false;

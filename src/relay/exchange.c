@@ -97,8 +97,8 @@ note_success(DqShard *shard)
  * PO 6, PO 7: every reply tells session and version; a Redis that went back, or a
  * session that is not ours any more, makes us come anew. true: go on.
  */
-static bool
-note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
+bool
+dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
 {
 	if (shard->state != DQ_SHARD_OPEN && shard->state != DQ_SHARD_FROZEN)
 		return false;			/* forgotten meanwhile: looked at anew */
@@ -133,6 +133,17 @@ note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
 	link->progress++;
 	note_success(shard);
 	return true;
+}
+
+void
+dq_shard_share_floor(DqShard *shard)
+{
+	char		session[sizeof(shard->stats.session)];
+	int64		floor;
+
+	if (dq_session_get(MyDatabaseId, shard->no, session, &floor) &&
+		strcmp(session, shard->session) == 0)
+		shard->floor = Max(shard->floor, floor);
 }
 
 /* ---- sending ---- */
@@ -250,6 +261,7 @@ dq_exchange_send(DqLink *link)
 			continue;
 		if (shard->blocked_until > now || shard->broken)
 			continue;
+		dq_shard_share_floor(shard);
 
 		if (shard->prepared)
 		{
@@ -313,14 +325,15 @@ receive_apply(DqLink *link, DqRequest *request)
 		shard->broken = true;
 		note_reply_error(link, shard, error);
 	}
-	else if (note_fence(link, shard, &result.fence) && !shard->broken &&
+	else if (dq_shard_note_fence(link, shard, &result.fence) && !shard->broken &&
 			 shard->batch != NULL && strcmp(result.fence.position, cut->position) == 0)
 	{
 		strlcpy(shard->position, cut->position, sizeof(shard->position));
 		shard->big_failures = 0;
 		shard->stats.offered += cut->offers;
+		shard->stats.rescheduled += cut->moves;
 		shard->stats.relayed += cut->page->nops;
-		shard->stats.removed += result.removed;
+		shard->stats.removed += Max(0, result.removed - cut->moves);
 		shard->stats.pending += result.applied - result.removed;
 		shard->stats.seen_at = GetCurrentTimestamp();
 		shard->publish = true;
@@ -352,7 +365,7 @@ receive_transfer(DqLink *link, DqRequest *request)
 			shard->transfer_more = true;
 		return;
 	}
-	if (!note_fence(link, shard, &result.fence))
+	if (!dq_shard_note_fence(link, shard, &result.fence))
 		return;
 	shard->transfer_more = result.more;
 	shard->stats.transferred += result.moved;
@@ -417,8 +430,11 @@ receive_status(DqLink *link, DqRequest *request)
 		return;
 	}
 	dq_shard_note_numbers(link, shard, &record);
-	if (!note_fence(link, shard, &fence))
+	if (!dq_shard_note_fence(link, shard, &fence))
 		return;
+	/* what a dead session has left; nobody told us */
+	if (record.held > 0)
+		shard->holds_due = shard->holds_anew = true;
 	/* PO 5a holds for an idle reply as well: who wrote the fence last? */
 	if (shard->pages_in_flight == 0 && !shard->broken &&
 		strcmp(fence.position, shard->position) != 0)
@@ -441,9 +457,10 @@ receive_thaw(DqLink *link, DqRequest *request)
 	shard->other_in_flight = false;
 	if (error)
 		note_reply_error(link, shard, error);
-	else if (note_fence(link, shard, &fence))
+	else if (dq_shard_note_fence(link, shard, &fence))
 	{
 		shard->state = DQ_SHARD_OPEN;
+		shard->holds_due = shard->holds_anew = true;
 		shard->mark_wanted = true;	/* one may have been lost with a worker */
 		shard->want_thaw = false;
 		shard->publish = true;

@@ -12,6 +12,7 @@
 #include "storage/shmem.h"
 #include "utils/dsa.h"
 #include "utils/memutils.h"
+#include "utils/timestamp.h"
 
 #include "compat.h"
 #include "shared/shared.h"
@@ -71,6 +72,8 @@ fill_shared(DqShared *s)
 	s->tranche = DqNewTranche(DQ_TRANCHE_NAME);
 	LWLockInitialize(&s->lock, s->tranche);
 	ConditionVariableInit(&s->progress);
+	pg_atomic_init_u64(&s->rollbacks, 0);
+	s->incarnation = (uint64) GetCurrentTimestamp();
 	for (int i = 0; i < DQ_MAX_WORKERS; i++)
 		s->workers[i].procno = -1;
 }
