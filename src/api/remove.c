@@ -105,7 +105,9 @@ remove_task(DqQueue *queue, bytea *element, bool key_only)
 	DqAnswer	answer;
 
 	dq_require_not_producer(queue, "remove tasks");
+	DQ_POINT("remove.ask");
 	answer = dq_take(relid, element, key_only, &taken);
+	DQ_POINT("remove.asked");
 	/* messages may have been processed meanwhile */
 	queue = dq_queue_get(relid);
 	dq_shards_resolve(queue);

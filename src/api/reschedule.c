@@ -8,6 +8,7 @@
 
 #include "api/api.h"
 #include "compat.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -75,6 +76,7 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 
 	dq_require_not_producer(queue, "reschedule tasks");
 	answer = dq_take(relid, element, false, &taken);
+	DQ_POINT("reschedule.asked");
 	queue = dq_queue_get(relid);
 	dq_shards_resolve(queue);
 	if (answer == DQ_ANSWER_FALSE)
@@ -98,6 +100,7 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 	}
 	/* a hold that may be lost: the rows mean the same task all the same (PO 17) */
 	(void) dq_taken_record(queue, &taken);
+	DQ_POINT("reschedule.recorded");
 	return dq_offer_record_as(queue, DQ_OP_RESCHEDULE, shard, payload, due, key);
 }
 
