@@ -27,13 +27,19 @@ local function types()
     or typed(HOLD, 'hash') or typed(HELD, 'zset')
 end
 
+local function counter(text)
+  return not text or (#text <= 18 and string.find(text, '^-?%d+$') ~= nil)
+end
+
 -- Where the fence of a source stands: session, whether it is thawed for that
--- session, version (-1: none), position ('' none). PO 6: part of every reply.
+-- session, version (-1: none, -2: somebody has put into the fence what cannot be
+-- counted), position ('' none). PO 6: part of every reply.
 local function fence(source)
-  local f = call('HMGET', FENCE, 'session', 'open', 'ver:' .. source, 'pos:' .. source)
+  local f = call('HMGET', FENCE, 'session', 'open', 'ver:' .. source, 'pos:' .. source, 'indexed')
   local session = f[1] or ''
   local open = 0
   if session ~= '' and f[2] == session then open = 1 end
+  if not counter(f[3]) or not counter(f[5]) then return session, open, -2, f[4] or '' end
   return session, open, tonumber(f[3] or '-1'), f[4] or ''
 end
 
@@ -157,7 +163,9 @@ local function six(due)
     floor(lo / 65536), floor(lo / 256) % 256, lo % 256)
 end
 
+-- A damaged entry leads nowhere: no score is below zero.
 local function place_due(place)
+  if #place ~= 14 then return '-1' end
   local a, b, c, d, e, f = byte(place, 1, 6)
   return digits(((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f)
 end

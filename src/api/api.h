@@ -61,14 +61,15 @@ typedef struct DqTaken
 } DqTaken;
 /*
  * Take the task that an element names out of circulation. key_only: by its key and
- * no other way, and an outage never raises. TRUE: record what is taken
- * (dq_taken_record). UNKNOWN: own tasks may have been taken all the same.
+ * no other way, and an outage never raises. UNKNOWN: own tasks may have been taken
+ * all the same. The deadline moves by the time that others' transactions took.
  */
-extern DqAnswer dq_take(Oid relid, bytea *element, bool key_only, DqTaken *taken);
+extern DqAnswer dq_take(Oid relid, bytea *element, bool key_only, TimestampTz *deadline,
+						DqTaken *taken);
+/* The same, and the rows that end it are written (remove.c). */
+extern DqAnswer dq_take_and_record(Oid relid, bytea *element, bool key_only, DqTaken *taken);
 /* Key before id before payload, then the earliest due. */
 extern bool dq_found_is_better(char how, int64 due, char than_how, int64 than_due);
-/* Write the rows that end what was taken. false: the hold may be lost (PO 7). */
-extern bool dq_taken_record(DqQueue *queue, DqTaken *taken);
 
 /* dq_remove: by key, id or payload */
 extern DqAnswer dq_remove_element(DqQueue *queue, bytea *element);

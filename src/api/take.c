@@ -347,7 +347,6 @@ wait_for_holder(Asking *asking, int where)
 	DqHold	   *holder = &asking->found[where].holder;
 	FullTransactionId xid = FullTransactionIdFromU64(holder->xid);
 	FullTransactionId wait = FullTransactionIdFromU64(holder->subxid ? holder->subxid : holder->xid);
-	FullTransactionId next = ReadNextFullTransactionId();
 	TimestampTz began = GetCurrentTimestamp();
 
 	if (strcmp(holder->source, asking->args.source) != 0)
@@ -355,15 +354,19 @@ wait_for_holder(Asking *asking, int where)
 		wait_for_relay(asking); /* a former owner's: the bridge puts it back */
 		return;
 	}
-	/* numbers of an earlier life may be ahead of us, or long out of reach */
-	if (FullTransactionIdPrecedes(wait, next) &&
-		U64FromFullTransactionId(next) - holder->xid < (UINT64CONST(1) << 31))
+	DQ_POINT("hold.wait");
+	/*
+	 * Numbers that an earlier life of the server had given out and this one may give
+	 * out again belong to nobody we could wait for.
+	 */
+	if (holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid)
 	{
-		DQ_POINT("hold.wait");
-		XactLockTableWait(XidFromFullTransactionId(wait), NULL, NULL, XLTW_None);
-		DQ_POINT("hold.waited");
+		if (U64FromFullTransactionId(ReadNextFullTransactionId()) - holder->xid <
+			(UINT64CONST(1) << 31))
+			XactLockTableWait(XidFromFullTransactionId(wait), NULL, NULL, XLTW_None);
 	}
 	asking->deadline += GetCurrentTimestamp() - began;
+	DQ_POINT("hold.waited");
 
 	retake_snapshot(asking);
 	if (dq_outbox_has_row(asking->queue->shard_no[where], xid, holder->token,
@@ -488,7 +491,7 @@ ask(Asking *asking, int *where)
  * both: an own offer under a key has replaced the older task, which goes as well.
  */
 DqAnswer
-dq_take(Oid relid, bytea *element, bool key_only, DqTaken *taken)
+dq_take(Oid relid, bytea *element, bool key_only, TimestampTz *deadline, DqTaken *taken)
 {
 	DqQueue    *queue = dq_queue_get(relid);
 	Asking		asking;
@@ -506,7 +509,7 @@ dq_take(Oid relid, bytea *element, bool key_only, DqTaken *taken)
 	asking.key_only = key_only;
 	asking.home = dq_shard_of_key(VARDATA_ANY(element), VARSIZE_ANY_EXHDR(element),
 								  queue->nshards);
-	asking.deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), queue->remove_timeout);
+	asking.deadline = *deadline;
 	asking.keys = palloc(queue->nshards * sizeof(DqKeys));
 	asking.sessions = palloc0(queue->nshards * sizeof(DqSession));
 	asking.found = palloc0(queue->nshards * sizeof(DqFound));
@@ -529,6 +532,7 @@ dq_take(Oid relid, bytea *element, bool key_only, DqTaken *taken)
 	/* what this transaction offered is known without asking anybody */
 	own_found = dq_own_find(queue, element, &own) && (!key_only || own.how == 'k');
 	answer = ask(&asking, &where);
+	*deadline = asking.deadline;
 	/* messages may have been processed meanwhile */
 	queue = dq_queue_get(relid);
 	dq_shards_resolve(queue);

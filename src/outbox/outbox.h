@@ -46,13 +46,17 @@ typedef struct DqSnapshot
 	FullTransactionId xmax;
 	int			nxip;
 	FullTransactionId *xip;		/* sorted, top-level only */
+	bool		damaged;		/* read from what is none: sees nothing, says nothing */
 } DqSnapshot;
 
+/* The timeline this server writes, or replays as a standby. */
+extern uint32 dq_timeline(void);
 extern DqSnapshot *dq_snapshot_take(Snapshot snapshot); /* palloc'd */
 /* What is committed now; in parallel mode, where PostgreSQL allows no new
  * snapshot, the statement's. Register it. */
 extern Snapshot dq_fresh_snapshot(void);
-extern DqSnapshot *dq_snapshot_in(const char *text);	/* "" -> nothing visible */
+/* "" -> nothing visible; unreadable -> the same, and damaged */
+extern DqSnapshot *dq_snapshot_in(const char *text);
 extern char *dq_snapshot_out(const DqSnapshot *snap);
 extern bool dq_snapshot_sees(const DqSnapshot *snap, uint32 tli, FullTransactionId xid);
 extern bool dq_snapshot_equal(const DqSnapshot *a, const DqSnapshot *b);
@@ -74,6 +78,12 @@ typedef struct DqShardRow
 	Oid			relid;			/* of the table that registered it, perhaps gone */
 } DqShardRow;
 
+/*
+ * Who defines or registers a queue of a name that could share a key in Redis with
+ * this one waits, to the end of the transaction, for others who do. Afterwards the
+ * catalogs show what they have done. Nobody who uses a queue comes here.
+ */
+extern void dq_name_lock(const char *name);
 /* Fill queue->shard_no, registering in this transaction what is missing. */
 extern void dq_shards_resolve(DqQueue *queue);
 /* DqShardRow of one server (InvalidOid: all), fresh snapshot, current context. */
@@ -250,6 +260,10 @@ extern void dq_hold_draw(char *token);	/* DQ_TOKEN_LEN random bytes */
 extern void dq_hold_sent(const char *token);
 extern void dq_hold_void(const char *token);
 extern void dq_hold_keep(const char *token);
+/* Around the row that relies on a hold of this session (PO 7). false: the hold may
+ * be lost, write nothing and ask anew. */
+extern bool dq_hold_writing(int32 shard, const char *session);
+extern void dq_hold_written(void);
 /* Tokens of this transaction that stand for nothing: they may be taken over. */
 extern const char *dq_holds_left(int *n);
 

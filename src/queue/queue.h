@@ -153,6 +153,8 @@ extern char *dq_shard_name(const char *name, int nshards, int shard);
 extern void dq_keys_make(DqKeys *keys, const char *shardname);
 /* Refuse names whose keys would fall into different hash slots (42602). */
 extern bool dq_name_is_one_slot(const char *name);
+/* The same for all names that could share a key with this one. palloc'd. */
+extern char *dq_name_kin(const char *name);
 /* Shard of a keyed task: CRC-32C of the key bytes mod nshards. */
 extern int	dq_shard_of_key(const char *key, size_t len, int nshards);
 

@@ -88,7 +88,7 @@ bool
 dq_writer_is_ours(const char *stamp, XLogRecPtr now)
 {
 	uint32		tli,
-				mine = GetWALInsertionTimeLine();
+				mine = dq_timeline();
 	uint64		start,
 				lsn;
 	List	   *history;
@@ -167,6 +167,56 @@ entered(DqShard *shard)
 	shard->publish = true;
 }
 
+/*
+ * Somebody wrote into the fence: nobody can tell from it what is applied, so the
+ * shard stands still until it is mended. This shard alone (G9).
+ */
+static bool
+is_readable(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
+{
+	const char *what = NULL;
+	const char *value = "";
+	char		nonce[20];
+	int64		last,
+				seq;
+	int			done = 1,
+				end = 0;
+
+	if (fence->version < -1)
+		what = "a counter (ver: or indexed)";
+	else if (fence->position[0] != '\0' &&
+			 (sscanf(fence->position, "%16[0-9a-f]|" INT64_FORMAT ":" INT64_FORMAT "|%1d%n",
+					 nonce, &last, &seq, &done, &end) != 4 ||
+			  fence->position[end] != '\0' || done < 0 || done > 1))
+	{
+		what = "pos:";
+		value = fence->position;
+	}
+	else if (dq_snapshot_in(record->prev)->damaged ||
+			 (record->prev[0] == '\0' && fence->position[0] != '\0' && done) ||
+			 (record->prev[0] != '\0' && fence->position[0] == '\0'))
+	{
+		what = "prev:";
+		value = record->prev;
+	}
+	else if (dq_snapshot_in(record->old)->damaged)
+	{
+		what = "old:";
+		value = record->old;
+	}
+	else if (!done && (record->cur[0] == '\0' || dq_snapshot_in(record->cur)->damaged))
+	{
+		what = "cur:";
+		value = record->cur;
+	}
+	if (what == NULL)
+		return true;
+	dq_shard_note_error(link, shard,
+						psprintf("its fence (dq:...:fence) is damaged: %s holds \"%s\"",
+								 what, value), false);
+	return false;
+}
+
 /* true: enter it */
 static bool
 judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
@@ -228,7 +278,7 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 		sscanf(record->writer, "%u", &tli);
 		if (shard->lease_seen == 0)
 			shard->lease_seen = record->lease_until;
-		if (record->lease_until > shard->lease_seen && tli == GetWALInsertionTimeLine())
+		if (record->lease_until > shard->lease_seen && tli == dq_timeline())
 			shard->lease_elsewhere = true;
 		if (alive || shard->lease_elsewhere)
 		{
@@ -284,7 +334,8 @@ dq_shards_enter(DqLink *link)
 		link->progress++;
 		shard->next_due = fence.next_due;
 		shard->stats.next_due = fence.next_due;
-		if (judge(link, shard, &fence, &record))
+		if (is_readable(link, shard, &fence, &record) &&
+			judge(link, shard, &fence, &record))
 		{
 			shard->floor = fence.version;
 			dq_shard_adopt_fence(shard, &fence, &record);

@@ -121,7 +121,7 @@ dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
 	}
 	if (strcmp(fence->session, shard->session) != 0 || fence->version < shard->floor)
 	{
-		if (fence->version < shard->floor)
+		if (fence->version < shard->floor && fence->version >= -1)
 			ereport(LOG,
 					(errmsg("dq_bridge: Redis behind shard \"%s\" has lost acknowledged writes (version "
 							INT64_FORMAT " after " INT64_FORMAT "), applying them again",

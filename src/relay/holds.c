@@ -19,6 +19,7 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#define LOOK_MS			20			/* between looks at those we wait for */
 #define MANY_TOKENS		100		/* of one script call */
 #define MANY_PAGES		20		/* of holds, in one step */
 
@@ -63,9 +64,8 @@ note_missing(DqLink *link, DqShard *shard, const char *tokens,
 
 /*
  * Which open transactions, prepared ones included, rely on a hold that is not there?
- * Their rows can be read before they end. A hold that stands protects itself. The
- * new session is published first: a backend looks at it after its row is written
- * (dq_taken_record), so one of the two sees the other.
+ * Their rows can be read before they end. A hold that stands protects itself. Read
+ * again at each look: a savepoint may have been rolled back.
  */
 static void
 find_blockers(DqLink *link, DqShard *shard)
@@ -81,10 +81,7 @@ find_blockers(DqLink *link, DqShard *shard)
 	List	   *found = NIL;	/* tokens and xids, full arrays */
 	int			n = 0;
 	int			i;
-	ListCell   *lc;
 
-	dq_link_publish(link, shard);
-	pg_memory_barrier();
 	DQ_POINT("thaw.blockers");
 	dq_link_begin(link);
 	MemoryContextSwitchTo(caller);
@@ -117,7 +114,7 @@ find_blockers(DqLink *link, DqShard *shard)
 			MemoryContextSwitchTo(caller);
 			if (!more)
 				break;
-			if (row.op != DQ_OP_REMOVE || row.token == NULL ||
+			if (row.op != DQ_OP_REMOVE || row.token == NULL || !is_running(row.xid) ||
 				VARSIZE_ANY_EXHDR(row.token) != DQ_TOKEN_LEN)
 				continue;
 			if (n == MANY_TOKENS)
@@ -142,12 +139,6 @@ find_blockers(DqLink *link, DqShard *shard)
 		note_missing(link, shard, list_nth(found, i), list_nth(found, i + 1), MANY_TOKENS);
 	if (n > 0)
 		note_missing(link, shard, tokens, xids, n);
-	shard->blockers_known = true;
-	foreach(lc, shard->blockers)
-		ereport(LOG,
-				(errmsg("dq_bridge: due tasks of shard \"%s\" wait for the end of transaction %u, whose removals Redis has lost",
-						shard->name,
-						XidFromFullTransactionId(*(FullTransactionId *) lfirst(lc)))));
 }
 
 /*
@@ -163,26 +154,39 @@ dq_shard_may_thaw(const DqShard *shard)
 void
 dq_blockers_look(DqLink *link)
 {
+	TimestampTz now = GetCurrentTimestamp();
 	ListCell   *lc;
 
 	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
-		ListCell   *b;
+		bool		told = shard->blockers != NIL;
 
-		if (shard->state != DQ_SHARD_FROZEN || shard->producer)
+		if (shard->state != DQ_SHARD_FROZEN || shard->producer ||
+			dq_shard_may_thaw(shard))
 			continue;
-		if (!shard->blockers_known)
-			find_blockers(link, shard);
-		foreach(b, shard->blockers)
-		{
-			FullTransactionId *xid = lfirst(b);
-
-			if (is_running(*xid))
-				continue;
-			pfree(xid);
-			shard->blockers = foreach_delete_current(shard->blockers, b);
-		}
+		if (shard->blockers_known &&
+			!TimestampDifferenceExceeds(shard->blockers_at, now, LOOK_MS))
+			continue;
+		shard->blockers_at = now;
+		/*
+		 * The new session first: a backend that has not begun to write by then
+		 * writes nothing that relies on the old one.
+		 */
+		dq_link_publish(link, shard);
+		if (dq_session_is_written(MyDatabaseId, shard->no))
+			continue;
+		list_free_deep(shard->blockers);
+		shard->blockers = NIL;
+		find_blockers(link, shard);
+		shard->blockers_known = true;
+		if (shard->blockers != NIL && !told)
+			ereport(LOG,
+					(errmsg("dq_bridge: due tasks of shard \"%s\" wait for the end of transaction %u, whose removals Redis has lost",
+							shard->name,
+							XidFromFullTransactionId(*(FullTransactionId *) linitial(shard->blockers)))));
+		if (shard->blockers == NIL)
+			shard->looked = false;	/* the batch that thaws begins after this */
 	}
 }
 
@@ -209,6 +213,8 @@ has_ended(const DqLink *link, const DqShard *shard, const DqHold *hold)
 		return hold->subxid != 0 && is_running(xid) &&
 			TransactionIdDidAbort((TransactionId) hold->subxid);
 	}
+	if (hold->xid >= dq_shared()->first_xid)
+		return true;			/* such numbers are given out anew */
 	for (i = 0; i < shard->seen->nxip; i++)
 		if (FullTransactionIdEquals(shard->seen->xip[i], xid))
 			return false;

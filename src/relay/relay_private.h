@@ -131,6 +131,7 @@ typedef struct DqShard
 
 	/* holds (holds.c) */
 	bool		blockers_known; /* looked for since the session began */
+	TimestampTz blockers_at;	/* of the last look */
 	List	   *blockers;		/* FullTransactionIds: told true, and the hold is gone */
 	bool		holds_due;		/* look at them */
 	bool		holds_anew;		/* ... even if nothing more is applied */

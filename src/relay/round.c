@@ -114,6 +114,7 @@ dq_link_publish(DqLink *link, DqShard *shard)
 		shard->floor = Max(shard->floor, shared->floor);
 	shard->stats.floor = shard->floor;
 	scans = shared->remove_scans;
+	shard->stats.writing = shared->writing;
 	*shared = shard->stats;
 	shared->key = key;
 	shared->remove_scans = scans;

@@ -84,6 +84,7 @@ typedef struct DqShared
 	ConditionVariable progress; /* broadcast when a bridge has moved a fence */
 	uint64		incarnation;	/* when this was made: anew after each crash, when
 								 * transaction ids may be given out again */
+	uint64		first_xid;		/* next transaction id at that time */
 	pg_atomic_uint64 rollbacks; /* of transactions that leave holds in Redis */
 	DqWorkerSlot workers[DQ_MAX_WORKERS];
 	DqDatabase	databases[DQ_MAX_DATABASES];
@@ -185,6 +186,7 @@ typedef struct DqShardStats
 	/* protocol: for PO 7 (session, floor) */
 	char		session[20];	/* "" : none */
 	int64		floor;
+	int			writing;		/* backends that write a row relying on a hold */
 	/* the relay's position: transactions before this xid are in Redis */
 	uint64		relayed_xmin;
 	/* counters since the shared memory was made */
@@ -216,6 +218,15 @@ typedef struct DqShardStats
  * floor is the highest version seen in any reply. false: no session yet.
  */
 extern bool dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor);
+/*
+ * PO 7: a backend is about to write a row that relies on a hold of this session.
+ * false: the bridge has opened another one meanwhile, the hold may be lost, nothing
+ * may be written. Else dq_session_written() must follow, also after an error.
+ */
+extern bool dq_session_writing(Oid dboid, int32 shard, const char *session);
+extern void dq_session_written(Oid dboid, int32 shard);
+/* The bridge: is such a row being written? After it has published its session. */
+extern bool dq_session_is_written(Oid dboid, int32 shard);
 /* A reply of that session showed this version. */
 extern void dq_session_note(Oid dboid, int32 shard, const char *session, int64 version);
 /* Copy out; false: nothing published yet. */
