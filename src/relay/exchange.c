@@ -8,6 +8,7 @@
 #include "compat.h"
 #include "relay/relay_private.h"
 #include "settings.h"
+#include "shared/points.h"
 
 #include "miscadmin.h"
 #include "utils/memutils.h"
@@ -178,6 +179,7 @@ send_page(DqLink *link, DqShard *shard)
 	header.done = cut->done;
 	header.old = cut->done ? dq_batch_old(shard) : NULL;
 	header.index = shard->index;
+	DQ_POINT("relay.page.send");
 	dq_op_apply_send(link->redis, &shard->keys, cut->page, &header);
 	MemoryContextSwitchTo(old);
 	add_request(link, DQ_REQ_APPLY, shard)->cut = cut;
@@ -268,6 +270,7 @@ dq_exchange_send(DqLink *link)
 		}
 		if (is_due(link, shard, now_ms) && !(defers && queue_defers(link, shard)))
 		{
+			DQ_POINT("transfer.send");
 			dq_op_transfer_send(link->redis, &shard->keys, shard->session,
 								shard->floor, link->source, now_ms, TRANSFER_PAGE);
 			add_request(link, DQ_REQ_TRANSFER, shard);
@@ -277,6 +280,7 @@ dq_exchange_send(DqLink *link)
 		if (shard->state == DQ_SHARD_FROZEN && shard->want_thaw &&
 			shard->pages_in_flight == 0 && !shard->other_in_flight)
 		{
+			DQ_POINT("thaw.send");
 			dq_op_thaw_send(link->redis, &shard->keys, shard->session, shard->floor,
 							link->source);
 			add_request(link, DQ_REQ_THAW, shard);
@@ -310,7 +314,9 @@ receive_apply(DqLink *link, DqRequest *request)
 	DqApplyResult result;
 	DqReply    *error;
 
+	DQ_POINT("relay.page.sent");
 	dq_op_apply_result(link->redis, &result, &error);
+	DQ_POINT("relay.page.received");
 	request->taken = true;
 	shard->pages_in_flight--;
 	if (error)
@@ -332,7 +338,10 @@ receive_apply(DqLink *link, DqRequest *request)
 		shard->stats.seen_at = GetCurrentTimestamp();
 		shard->publish = true;
 		if (cut->done)
+		{
 			dq_batch_done(shard);
+			DQ_POINT("relay.batch.done");
+		}
 	}
 	MemoryContextDelete(cut->page->context);
 }
@@ -344,7 +353,9 @@ receive_transfer(DqLink *link, DqRequest *request)
 	DqTransferResult result;
 	DqReply    *error;
 
+	DQ_POINT("transfer.sent");
 	dq_op_transfer_result(link->redis, &result, &error);
+	DQ_POINT("transfer.received");
 	shard->transfer_in_flight = false;
 	shard->transfer_more = false;
 	if (error)
@@ -440,7 +451,9 @@ receive_thaw(DqLink *link, DqRequest *request)
 	DqFence		fence;
 	DqReply    *error;
 
+	DQ_POINT("thaw.sent");
 	dq_op_thaw_result(link->redis, &fence, &error);
+	DQ_POINT("thaw.received");
 	shard->other_in_flight = false;
 	if (error)
 		note_reply_error(link, shard, error);

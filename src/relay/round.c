@@ -7,6 +7,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
@@ -216,7 +217,10 @@ store_marks(DqLink *link)
 		shard->marked_at = now;
 	}
 	if (begun)
+	{
+		DQ_POINT("mark.store");
 		dq_link_end(link);
+	}
 }
 
 /* ---- the round ---- */
