@@ -2,10 +2,12 @@
 -- of the session that owns it, and looks through a little of its index for
 -- entries of tasks that others took.
 --
--- ARGV 1 source, 2 session ('': only look), 3 lease (ms), 4 now (ms).
+-- ARGV 1 source, 2 session ('': only look), 3 lease (ms), 4 now (ms), 5 '1': with the
+--   digest.
 -- Reply: common part, prev, cur, old, writer, owner's source, place, host,
 -- database, lease until (ms), Redis's clock (us), pending, held, ready,
--- quarantined, overdue, type of the ready key.
+-- quarantined, overdue, type of the ready key, due of the earliest held task, '1' if
+-- elements of the ready list may be held, digest of its first element.
 -- Cost: O(log N).
 local source = ARGV[1]
 local wrong = types()
@@ -43,7 +45,12 @@ local kind = call('TYPE', READY).ok
 local ready = 0
 if kind == 'list' then ready = call('LLEN', READY)
 elseif kind == 'stream' then ready = call('XLEN', READY) end
+-- Holds that are of no task in HELD: of elements of the list, or dead ones.
+local holds, tasks = call('HLEN', HOLD), call('ZCARD', HELD)
+local held = tasks > 0 and call('ZRANGE', HELD, 0, 0, 'WITHSCORES')[2] or ''
+local first = ''
+if ARGV[5] == '1' and kind == 'list' then first = redis.sha1hex(call('LINDEX', READY, 0)) end
 return reply(OK, source, f[1] or '', f[2] or '', f[3] or '', f[4] or '',
   o[1] or '', o[2] or '', o[3] or '', o[4] or '', o[5] or '0', us,
-  call('ZCARD', PENDING), call('HLEN', HOLD), ready, call('HLEN', BAD),
-  call('ZCOUNT', PENDING, '-inf', ARGV[4]), kind)
+  call('ZCARD', PENDING), holds, ready, call('HLEN', BAD),
+  call('ZCOUNT', PENDING, '-inf', ARGV[4]), kind, held, holds > tasks and 1 or 0, first)

@@ -56,7 +56,7 @@ queue_is_synced(DqQueue *queue, Snapshot snapshot)
 		DqFenceRecord record;
 		DqReply    *error;
 
-		dq_op_status_send(redis, &keys, source->id, NULL, 0, dq_now_ms());
+		dq_op_status_send(redis, &keys, source->id, NULL, 0, dq_now_ms(), false);
 		dq_op_status_result(redis, &fence, &record, &error);
 		if (error)
 		{

@@ -418,9 +418,9 @@ dq_op_transfer_result(DqRedis *redis, DqTransferResult *result, DqReply **error)
 
 void
 dq_op_status_send(DqRedis *redis, const DqKeys *keys, const char *source,
-				  const char *session, int64 lease, int64 now)
+				  const char *session, int64 lease, int64 now, bool want_first)
 {
-	DqArg		args[4];
+	DqArg		args[5];
 	char		for_ms[24],
 				at[24];
 
@@ -428,14 +428,15 @@ dq_op_status_send(DqRedis *redis, const DqKeys *keys, const char *source,
 	args[1] = DQ_ARG(session ? session : "");
 	args[2] = ARG_INT(for_ms, lease);
 	args[3] = ARG_INT(at, now);
-	send_script(redis, DQ_SCRIPT_STATUS, keys, 4, args);
+	args[4] = DQ_ARG(want_first ? "1" : "0");
+	send_script(redis, DQ_SCRIPT_STATUS, keys, lengthof(args), args);
 }
 
 void
 dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 					DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 16, error);
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 19, error);
 	int			i = FENCE_ELEMENTS;
 
 	if (!reply)
@@ -458,6 +459,9 @@ dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 	record->quarantined = reply_int(reply, i++);
 	record->overdue = reply_int(reply, i++);
 	record->ready_type = reply_text(reply, i++);
+	record->held_due = reply_score(reply, i++);
+	record->polled = reply_int(reply, i++) == 1;
+	record->ready_first = reply_text(reply, i++);
 	dq_reply_free(reply);
 }
 

@@ -230,6 +230,9 @@ typedef struct DqFenceRecord
 				quarantined,
 				overdue;
 	char	   *ready_type;		/* none, list, ... */
+	int64		held_due;		/* of the earliest held task, INT64_MAX: none */
+	bool		polled;			/* elements of the ready list may be held */
+	char	   *ready_first;	/* digest of its first element, if asked for */
 } DqFenceRecord;
 
 #define DQ_MAX_APPLY_ARGS 11	/* arguments before the operations */
@@ -365,7 +368,7 @@ extern void dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
 /* Read the fence record; renews the lease if session is given and ours. */
 extern void dq_op_status_send(DqRedis *redis, const DqKeys *keys,
 							  const char *source, const char *session,
-							  int64 lease, int64 now);
+							  int64 lease, int64 now, bool want_first);
 extern void dq_op_status_result(DqRedis *redis, DqFence *fence,
 								DqFenceRecord *record, DqReply **error);
 

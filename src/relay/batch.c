@@ -198,7 +198,7 @@ dq_batch_done(DqShard *shard)
 		snapshot_free(before);
 	shard->want_thaw |= shard->batch->thaws;
 	set_seen(shard, shard->batch->cur);
-	shard->mark_wanted = true;
+	shard->marking.wanted = true;
 	dq_batch_free(shard);
 }
 

@@ -243,6 +243,7 @@ set_source(DqLink *link, const DqSource *source)
 		{
 			shard->lease_elsewhere = false;
 			shard->lease_seen = 0;
+			shard->marking.loaded = false;
 			dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
 		}
 		/* dq_adopt may have changed whose it is */

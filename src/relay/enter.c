@@ -14,6 +14,7 @@
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 void
@@ -33,6 +34,7 @@ void
 dq_shard_forget(DqShard *shard, DqShardState state)
 {
 	dq_batch_free(shard);
+	dq_mark_forget(shard);
 	shard->state = state;
 	shard->broken = false;
 	shard->want_thaw = false;
@@ -155,7 +157,7 @@ static void
 entered(DqShard *shard)
 {
 	shard->state = shard->producer ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
-	shard->mark_wanted = true;
+	shard->marking.wanted = true;
 	shard->failures = 0;
 	shard->parked = false;
 	shard->blocked_until = 0;
@@ -183,6 +185,7 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 		{
 			dq_shard_adopt_fence(shard, fence, record);
 			shard->state = (fence->open || shard->producer) ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+			shard->marking.wanted = true;
 			shard->next_due = fence->next_due;
 			shard->publish = true;
 			return false;
@@ -236,6 +239,23 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 }
 
 /*
+ * What was known of deliveries. It has to be durable before anything is built on
+ * it: a mark that a crash takes back would be an older one than what was relayed
+ * goes with (W7).
+ */
+static void
+load_marks(List *shards)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ListCell   *lc;
+
+	foreach(lc, shards)
+		dq_mark_load(lfirst(lc), snapshot);
+	UnregisterSnapshot(snapshot);
+	XLogFlush(dq_flush_point());
+}
+
+/*
  * Look at all shards that are not entered, then enter those that are ours: two
  * round trips for any number of shards.
  */
@@ -255,7 +275,7 @@ dq_shards_enter(DqLink *link)
 
 		if (!wants_look(link, shard, now))
 			continue;
-		dq_op_status_send(link->redis, &shard->keys, link->source, NULL, 0, dq_now_ms());
+		dq_op_status_send(link->redis, &shard->keys, link->source, NULL, 0, dq_now_ms(), false);
 		shard->status_at = now;
 		looking = lappend(looking, shard);
 	}
@@ -292,6 +312,7 @@ dq_shards_enter(DqLink *link)
 		dq_link_begin(link);
 		MemoryContextSwitchTo(link->round);
 		database = get_database_name(MyDatabaseId);
+		load_marks(entering);
 		dq_link_end(link);
 		MemoryContextSwitchTo(link->round);
 	}

@@ -272,11 +272,13 @@ dq_exchange_send(DqLink *link)
 			sent = true;
 		}
 		else if (!shard->other_in_flight &&
-				 TimestampDifferenceExceeds(shard->status_at, now, link->scan_interval))
+				 TimestampDifferenceExceeds(shard->status_at, now,
+											dq_look_interval(link, shard)))
 		{
 			/* the safety sweep: numbers, next due instant, lease */
 			dq_op_status_send(link->redis, &shard->keys, link->source,
-							  shard->producer ? "" : shard->session, lease_ms(link), now_ms);
+							  shard->producer ? "" : shard->session, lease_ms(link), now_ms,
+							  shard->marking.wanted);
 			add_request(link, DQ_REQ_STATUS, shard);
 			shard->other_in_flight = true;
 			shard->status_at = now;
@@ -344,6 +346,8 @@ receive_transfer(DqLink *link, DqRequest *request)
 	if (!note_fence(link, shard, &result.fence))
 		return;
 	shard->transfer_more = result.more;
+	shard->marking.pushed += result.moved;
+	shard->marking.wanted |= result.moved > 0;
 	shard->stats.transferred += result.moved;
 	shard->stats.delivered += result.moved;
 	shard->stats.pending = Max(0, shard->stats.pending - result.moved - result.quarantined);
@@ -415,6 +419,8 @@ receive_status(DqLink *link, DqRequest *request)
 	else if (!shard->producer &&
 			 strcmp(record.owner_source, link->source) != 0)
 		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+	else
+		dq_mark_note(shard, &fence, &record);
 }
 
 static void
@@ -431,7 +437,7 @@ receive_thaw(DqLink *link, DqRequest *request)
 	else if (note_fence(link, shard, &fence))
 	{
 		shard->state = DQ_SHARD_OPEN;
-		shard->mark_wanted = true;	/* one may have been lost with a worker */
+		shard->marking.wanted = true;	/* one may have been lost with a worker */
 		shard->want_thaw = false;
 		shard->publish = true;
 	}

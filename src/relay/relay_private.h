@@ -11,6 +11,7 @@
  *	  collect.c	 their transactions, in order (G8)
  *	  cut.c		 their pages
  *	  resolve.c	 removals that named no exact task
+ *	  marking.c	 what is known to be delivered (PO 15a)
  *	  exchange.c what is sent and what the replies mean (PO 4, PO 6)
  *	  hand.c	 the same without a worker
  */
@@ -86,6 +87,26 @@ typedef struct DqCut
 	int			offers;
 } DqCut;
 
+/* What is known of deliveries, and what of it is stored (marking.c) */
+typedef struct DqMarking
+{
+	bool		loaded;			/* stored is what the table holds */
+	DqMark		stored;
+	ItemPointerData at;			/* where it lies, if this process stored it */
+	ItemPointerData next_at;	/* until the commit */
+	TimestampTz stored_at;
+	bool		wanted;			/* something was applied or delivered since */
+	int64		pushed;			/* to the ready list, as far as answers tell */
+	/* not stored yet */
+	char	   *applied;		/* NULL: none */
+	char	   *settled;		/* candidate for the mark's A, NULL: none */
+	int64		due;			/* its W */
+	int64		pushed_then;	/* pushed, when it was taken */
+	char		first[41];		/* digest of the ready list's first element then */
+	bool		confirmed;		/* the list is past it */
+	bool		last;			/* nothing lay in the list */
+} DqMarking;
+
 typedef struct DqShard
 {
 	int32		no;
@@ -133,8 +154,7 @@ typedef struct DqShard
 	int			failures;
 	int			big_failures;	/* connections lost over one large page */
 	bool		parked;
-	TimestampTz marked_at;
-	bool		mark_wanted;
+	DqMarking	marking;
 
 	DqShardStats stats;			/* what is published, private copy */
 	bool		publish;
@@ -192,6 +212,7 @@ typedef struct DqLink
 	DqRequest	requests[DQ_MAX_REQUESTS];
 	int			nrequests;
 	char	   *server_warnings;
+	int			mark_interval;	/* ms between marks of a shard, 0: as usual */
 } DqLink;
 
 struct DqBridge
@@ -263,6 +284,13 @@ extern DqCut *dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scr
 /* resolve.c */
 /* True: there is more to do at once. */
 extern bool dq_resolve_elements(DqLink *link);
+
+/* marking.c */
+extern void dq_mark_load(DqShard *shard, Snapshot snapshot);
+extern void dq_mark_forget(DqShard *shard);
+extern void dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record);
+extern void dq_marks_store(DqLink *link);
+extern int	dq_look_interval(const DqLink *link, const DqShard *shard);
 
 /* exchange.c */
 extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */
