@@ -3,11 +3,12 @@
 -- entries of tasks that others took.
 --
 -- ARGV 1 source, 2 session ('': only look), 3 lease (ms), 4 now (ms), 5 '1': with the
---   digest.
+--   digest, 6 '1': a producer, 7 replay window (ms).
 -- Reply: common part, prev, cur, old, writer, owner's source, place, host,
 -- database, lease until (ms), Redis's clock (us), pending, held, ready,
 -- quarantined, overdue, type of the ready key, due of the earliest held task, '1' if
--- elements of the ready list may be held, digest of its first element.
+-- elements of the ready list may be held, digest of its first element, '1' if this
+-- producer has reported for the session, producers that live (separated by spaces).
 -- Cost: O(log N).
 local source = ARGV[1]
 local wrong = types()
@@ -25,6 +26,20 @@ if ARGV[2] ~= '' and ARGV[2] == session and o[1] == source then
     o[5] = digits(lease)
   end
 end
+local live = ''
+if ARGV[2] ~= '' and ARGV[2] == session then
+  if ARGV[6] == '1' then
+    local until_ms = tonumber(call('HGET', FENCE, 'lease:' .. source) or '0')
+    if until_ms < ms + tonumber(ARGV[3]) * 2 / 3 then
+      call('HSET', FENCE, 'lease:' .. source, digits(ms + tonumber(ARGV[3])))
+    end
+  elseif o[1] == source then
+    live = table.concat(live_producers(), ' ')
+    if call('EXISTS', GONE) == 1 then
+      call('ZREMRANGEBYSCORE', GONE, '-inf', digits(ms - tonumber(ARGV[7])))
+    end
+  end
+end
 -- Every entry is seen once in a while; faster where the count shows that some
 -- are stale.
 if ARGV[2] ~= '' and ARGV[2] == session and call('EXISTS', INDEX) == 1 then
@@ -40,7 +55,8 @@ if ARGV[2] ~= '' and ARGV[2] == session and call('EXISTS', INDEX) == 1 then
   end
   call('HSET', FENCE, 'sweep', scan[1])
 end
-local f = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source, 'who:' .. source)
+local f = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source,
+  'who:' .. source, 'healed:' .. source)
 local kind = call('TYPE', READY).ok
 local ready = 0
 if kind == 'list' then ready = call('LLEN', READY)
@@ -53,4 +69,5 @@ if ARGV[5] == '1' and kind == 'list' then first = redis.sha1hex(call('LINDEX', R
 return reply(OK, source, f[1] or '', f[2] or '', f[3] or '', f[4] or '',
   o[1] or '', o[2] or '', o[3] or '', o[4] or '', o[5] or '0', us,
   call('ZCARD', PENDING), holds, ready, call('HLEN', BAD),
-  call('ZCOUNT', PENDING, '-inf', ARGV[4]), kind, held, holds > tasks and 1 or 0, first)
+  call('ZCOUNT', PENDING, '-inf', ARGV[4]), kind, held, holds > tasks and 1 or 0, first,
+  f[5] == session and 1 or 0, live)

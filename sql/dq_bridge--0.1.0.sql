@@ -117,6 +117,7 @@ CREATE TABLE @extschema@.dq_marks (
   applied pg_catalog.text NOT NULL,     -- snapshot whose operations are all in Redis
   settled pg_catalog.text NOT NULL,     -- snapshot A, '' none: of the tasks it sees ...
   due pg_catalog.int8 NOT NULL,         -- ... those due by then have been delivered
+  producers pg_catalog.text NOT NULL,   -- other sources that fed the shard then
   PRIMARY KEY (shard, no)
 );
 COMMENT ON TABLE @extschema@.dq_marks IS

@@ -32,7 +32,8 @@ enum
 	Anum_marks_applied,
 	Anum_marks_settled,
 	Anum_marks_due,
-	Natts_marks = Anum_marks_due
+	Anum_marks_producers,
+	Natts_marks = Anum_marks_producers
 };
 
 #define MARK_MS			1000	/* DESIGN: at most about a second old */
@@ -73,6 +74,7 @@ dq_mark_get(int32 shard, Snapshot snapshot, DqMark *mark)
 		mark->applied = TextDatumGetCString(values[Anum_marks_applied - 1]);
 		mark->settled = TextDatumGetCString(values[Anum_marks_settled - 1]);
 		mark->due = DatumGetInt64(values[Anum_marks_due - 1]);
+		mark->producers = TextDatumGetCString(values[Anum_marks_producers - 1]);
 	}
 	systable_endscan(scan);
 	table_close(rel, AccessShareLock);
@@ -127,6 +129,7 @@ dq_mark_store(int32 shard, const DqMark *mark, ItemPointer at)
 	values[Anum_marks_applied - 1] = CStringGetTextDatum(mark->applied);
 	values[Anum_marks_settled - 1] = CStringGetTextDatum(mark->settled);
 	values[Anum_marks_due - 1] = Int64GetDatum(mark->due);
+	values[Anum_marks_producers - 1] = CStringGetTextDatum(mark->producers);
 	*at = dq_store_insert(rel, values, nulls);
 	table_close(rel, RowExclusiveLock);
 }

@@ -217,6 +217,7 @@ typedef struct DqMark
 	char	   *applied;
 	char	   *settled;
 	int64		due;			/* ms */
+	char	   *producers;		/* other sources that lived then, by spaces */
 } DqMark;
 
 /* The stored mark of a shard, of this source; false: none. palloc'd */

@@ -40,7 +40,8 @@ static Script scripts[DQ_NUM_SCRIPTS] = {
 	[DQ_SCRIPT_RANGE] = {"range", dq_lua_range},
 	[DQ_SCRIPT_STATUS] = {"status", dq_lua_status},
 	[DQ_SCRIPT_ENTER] = {"enter", dq_lua_enter},
-	[DQ_SCRIPT_THAW] = {"thaw", dq_lua_thaw}
+	[DQ_SCRIPT_THAW] = {"thaw", dq_lua_thaw},
+	[DQ_SCRIPT_SWEEP] = {"sweep", dq_lua_sweep}
 };
 
 static const char lib_name[] = "lib";

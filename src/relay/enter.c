@@ -33,6 +33,7 @@ dq_new_token(char *token)
 void
 dq_shard_forget(DqShard *shard, DqShardState state)
 {
+	dq_heal_remember(shard);
 	dq_batch_free(shard);
 	dq_mark_forget(shard);
 	shard->state = state;
@@ -152,11 +153,17 @@ wants_look(DqLink *link, DqShard *shard, TimestampTz now)
 	}
 }
 
-/* A producer lives in the owner's session and needs no thaw. */
+/*
+ * A producer lives in the owner's session. It is frozen as well until its own
+ * operations are made good; then it reports, which the owner's thaw waits for.
+ */
 static void
 entered(DqShard *shard)
 {
-	shard->state = shard->producer ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+	shard->state = DQ_SHARD_FROZEN;
+	shard->entered_at = GetCurrentTimestamp();
+	shard->thaw_at = 0;
+	dq_heal_begin(shard);
 	shard->marking.wanted = true;
 	shard->failures = 0;
 	shard->parked = false;
@@ -184,7 +191,16 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 			(shard->producer || strcmp(record->owner_source, link->source) == 0))
 		{
 			dq_shard_adopt_fence(shard, fence, record);
-			shard->state = (fence->open || shard->producer) ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+			if (shard->producer ? record->healed : fence->open)
+			{
+				shard->state = DQ_SHARD_OPEN;
+				dq_heal_end(shard);
+			}
+			else
+			{
+				shard->state = DQ_SHARD_FROZEN;
+				dq_heal_begin(shard);
+			}
 			shard->marking.wanted = true;
 			shard->next_due = fence->next_due;
 			shard->publish = true;
@@ -192,6 +208,7 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 		}
 		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
 	}
+	shard->lost |= fence->version < shard->floor;
 	/* it was entered, only the reply was lost */
 	if (shard->entering && !shard->producer &&
 		strcmp(fence->session, shard->session) == 0 && fence->version > shard->floor)
@@ -267,6 +284,7 @@ dq_shards_enter(DqLink *link)
 	List	   *entering = NIL;
 	MemoryContext old = MemoryContextSwitchTo(link->round);
 	const char *database = NULL;
+	DqStatusArgs look = {.source = link->source};
 	ListCell   *lc;
 
 	foreach(lc, link->shards)
@@ -275,7 +293,7 @@ dq_shards_enter(DqLink *link)
 
 		if (!wants_look(link, shard, now))
 			continue;
-		dq_op_status_send(link->redis, &shard->keys, link->source, NULL, 0, dq_now_ms(), false);
+		dq_op_status_send(link->redis, &shard->keys, &look);
 		shard->status_at = now;
 		looking = lappend(looking, shard);
 	}
@@ -333,6 +351,7 @@ dq_shards_enter(DqLink *link)
 		args.node = link->node;
 		args.producer = shard->producer;
 		args.expect_version = shard->floor;
+		args.freeze = shard->producer && dq_heal_is_behind(shard);
 		dq_op_enter_send(link->redis, &shard->keys, &args);
 	}
 	foreach(lc, entering)

@@ -37,13 +37,15 @@ dq_mark_load(DqShard *shard, Snapshot snapshot)
 		return;
 	if (!dq_mark_get(shard->no, snapshot, &mark))
 	{
-		mark.applied = mark.settled = "";
+		mark.applied = mark.settled = mark.producers = "";
 		mark.due = mark.no = 0;
 	}
 	replace(shard, &m->stored.applied, mark.applied);
 	replace(shard, &m->stored.settled, mark.settled);
 	m->stored.due = mark.due;
 	m->stored.no = mark.no;
+	if (shard->producers == NULL)
+		replace(shard, &shard->producers, mark.producers);
 	ItemPointerSetInvalid(&m->at);
 	m->loaded = true;
 }
@@ -168,6 +170,7 @@ dq_marks_store(DqLink *link)
 
 		mark.no = m->stored.no + 1;
 		mark.applied = m->applied;
+		mark.producers = shard->producers ? shard->producers : "";
 		if (m->confirmed)
 		{
 			mark.settled = m->settled;

@@ -202,6 +202,8 @@ time_to_wait(DqLink *link)
 			OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
 			shard->next_due != PG_INT64_MAX)
 			wait = Min(wait, Max(shard->next_due - now_ms, 0));
+		if (shard->state == DQ_SHARD_FROZEN && shard->thaw_at > now)
+			wait = Min(wait, TimestampDifferenceMilliseconds(now, shard->thaw_at));
 		if (shard->state == DQ_SHARD_UNKNOWN || shard->state == DQ_SHARD_RESYNC)
 			wait = 0;
 		wait = Min(wait, Max(dq_look_interval(link, shard) -
