@@ -6,7 +6,8 @@
 --   '' drop), 10 '1': keep the index, 11 number of operations; then operations:
 --   'o' due place payload            offer without key
 --   'k' due place payload key        offer with key: replaces the pending one
---   'r' member                       remove exactly this member
+--   'r' member due token             remove exactly this member; ends the hold
+--   'c' token                        elements taken from the ready list are consumed
 --   'x' key                          remove the task with this key
 -- Reply: common part, tasks added, tasks removed.
 -- Safe twice: the fence moves with the data, so a page whose predecessor is not
@@ -20,7 +21,7 @@ local _, _, _, position = fence(source)
 if position ~= ARGV[4] then return reply(POSITION, source, 0, 0) end
 
 -- arguments are counted before the first write
-local SHAPE = {o = 4, k = 5, r = 2, x = 2}
+local SHAPE = {o = 4, k = 5, r = 4, c = 2, x = 2}
 local at, stop = 12, #ARGV
 for _ = 1, tonumber(ARGV[11]) do
   local n = SHAPE[ARGV[at] or '']
@@ -52,6 +53,8 @@ call('HINCRBY', FENCE, 'ver:' .. source, 1)
 call('ZREM', PENDING, NOTHING)
 call('HDEL', INDEX, NOTHING)
 call('ZREM', TWINS, NOTHING)
+call('ZREM', HELD, NOTHING)
+call('HDEL', HOLD, NOTHING)
 
 local added, removed, indexed = 0, 0, 0
 local zadd, hset, twins, dead = {}, {}, {}, {}
@@ -114,9 +117,17 @@ local function flush()
   -- a key offered again replaces the pending task
   for _, place in ipairs(old) do
     local id = sub(place, 7)
-    local m = locate(place_due(place), id)
-    if m then removed = removed + call('ZREM', PENDING, m) end
-    indexed = indexed - call('HDEL', INDEX, 'i' .. id)
+    local m, token = seek(place_due(place), id)
+    local n = call('HDEL', INDEX, 'i' .. id)
+    if token then
+      -- held: it must not come back beside its successor (PO 10, H10)
+      local h = hold(token)
+      if h then kill_write(token, h) end
+      removed = removed + 1
+    else
+      if m then removed = removed + call('ZREM', PENDING, m) end
+      indexed = indexed - n
+    end
   end
   zadd, hset, twins = {}, {}, {}
   fields, places, keys, ids, seen = {}, {}, {}, {}, {}
@@ -154,21 +165,21 @@ while at <= stop do
   else
     flush()
     z, f = 0, 0
-    local m
+    local n, known = 0, 0
     if op == 'r' then
-      m = ARGV[at + 1]
+      n, known = remove_write(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+      if n == 0 then bury_write(ARGV[at + 1]) end
+    elseif op == 'c' then
+      call('HDEL', HOLD, ARGV[at + 1])
     else
       -- also of an offer whose task was removed: what it replaced stays replaced
       local key = op == 'k' and ARGV[at + 4] or ARGV[at + 1]
       local place = call('HGET', INDEX, 'k' .. key)
-      if place then m = locate(place_due(place), sub(place, 7)) end
+      local m = place and #place == 14 and seek(place_due(place), sub(place, 7))
+      if m then n, known = remove_write(m, place_due(place), '') end
     end
-    if m then
-      local n, known = take_write(m)
-      removed = removed + n
-      indexed = indexed - known
-      if n == 0 and op == 'r' then bury_write(m) end
-    end
+    removed = removed + n
+    indexed = indexed - known
     at = at + SHAPE[op]
   end
 end

@@ -11,6 +11,7 @@ local source = ARGV[1]
 local wrong = types()
 if wrong then return wrong end
 local _, _, version = fence(source)
+if version == -2 then return redis.error_reply('ERR dq_bridge: a counter in ' .. FENCE .. ' is no number') end
 if version ~= tonumber(ARGV[9]) then return reply(POSITION, source, '') end
 
 local taken = call('HGET', FENCE, 'node:' .. ARGV[7])
@@ -19,7 +20,7 @@ if taken and taken ~= source then return reply(NODE, source, taken) end
 if ARGV[8] ~= '1' then
   local ms = clock()
   local o = call('HMGET', OWNER, 'source', 'place', 'host', 'lease', 'database')
-  local alive = tonumber(o[4] or '0') > ms
+  local alive = (tonumber(o[4] or '0') or 0) > ms
   local blame = (o[1] or '') .. ' on ' .. (o[3] or '') .. ', database ' .. (o[5] or '')
   if o[1] and o[1] ~= source and (ARGV[10] ~= '1' or (alive and ARGV[11] ~= '1')) then
     return reply(NOTOWNER, source, blame)

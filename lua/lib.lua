@@ -27,13 +27,19 @@ local function types()
     or typed(HOLD, 'hash') or typed(HELD, 'zset') or typed(GONE, 'zset')
 end
 
+local function counter(text)
+  return not text or (#text <= 18 and string.find(text, '^-?%d+$') ~= nil)
+end
+
 -- Where the fence of a source stands: session, whether it is thawed for that
--- session, version (-1: none), position ('' none). PO 6: part of every reply.
+-- session, version (-1: none, -2: somebody has put into the fence what cannot be
+-- counted), position ('' none). PO 6: part of every reply.
 local function fence(source)
-  local f = call('HMGET', FENCE, 'session', 'open', 'ver:' .. source, 'pos:' .. source)
+  local f = call('HMGET', FENCE, 'session', 'open', 'ver:' .. source, 'pos:' .. source, 'indexed')
   local session = f[1] or ''
   local open = 0
   if session ~= '' and f[2] == session then open = 1 end
+  if not counter(f[3]) or not counter(f[5]) then return session, open, -2, f[4] or '' end
   return session, open, tonumber(f[3] or '-1'), f[4] or ''
 end
 
@@ -123,32 +129,45 @@ end
 
 -- Rank of the first member with this score that is not before `bound`, and the
 -- rank after the last one with this score. O(log N * log N).
-local function lower_bound(score, bound)
-  local low = call('ZCOUNT', PENDING, '-inf', '(' .. score)
-  local stop = low + call('ZCOUNT', PENDING, score, score)
+local function lower_bound(set, score, bound)
+  local low = call('ZCOUNT', set, '-inf', '(' .. score)
+  local stop = low + call('ZCOUNT', set, score, score)
   local high = stop
   while low < high do
     local mid = floor((low + high) / 2)
-    local m = call('ZRANGE', PENDING, mid, mid)[1]
+    local m = call('ZRANGE', set, mid, mid)[1]
     if before(m, bound) then low = mid + 1 else high = mid end
   end
   return low, stop
 end
 
--- The member with this due (digits) and id, or nil.
-local function locate(due, id)
+-- The member of a set with this due (digits) and id, or nil. Behind a member of
+-- HELD stands its token, tail bytes long.
+local function locate_in(set, tail, due, id)
   if #id > 255 then return nil end
   local prefix = char(#id) .. id
   local n = #prefix
-  local few = call('ZRANGEBYSCORE', PENDING, due, due, 'LIMIT', 0, 3)
+  local few = call('ZRANGEBYSCORE', set, due, due, 'LIMIT', 0, 3)
   for _, m in ipairs(few) do
     if sub(m, 1, n) == prefix then return m end
-    if #id == 8 and sub(m, 1, 8) == id and parse(m) == 'o' then return m end
+    if #id == 8 and sub(m, 1, 8) == id and parse(sub(m, 1, #m - tail)) == 'o' then return m end
   end
   if #few < 3 then return nil end
-  local rank = lower_bound(due, prefix)
-  local m = call('ZRANGE', PENDING, rank, rank, 'WITHSCORES')
+  local rank = lower_bound(set, due, prefix)
+  local m = call('ZRANGE', set, rank, rank, 'WITHSCORES')
   if m[1] and sub(m[1], 1, n) == prefix and m[2] == due then return m[1] end
+end
+
+local function locate(due, id)
+  return locate_in(PENDING, 0, due, id)
+end
+
+-- The task at a place: its member, and under a hold its token as well.
+local function seek(due, id)
+  local m = locate(due, id)
+  if m then return m end
+  m = locate_in(HELD, 16, due, id)
+  if m then return sub(m, 1, -17), sub(m, -16) end
 end
 
 -- ---- the index ----------------------------------------------------------------
@@ -163,7 +182,9 @@ local function six(due)
     floor(lo / 65536), floor(lo / 256) % 256, lo % 256)
 end
 
+-- A damaged entry leads nowhere: no score is below zero.
 local function place_due(place)
+  if #place ~= 14 then return '-1' end
   local a, b, c, d, e, f = byte(place, 1, 6)
   return digits(((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f)
 end
@@ -216,6 +237,111 @@ local function take_write(member)
   return 1, unindex_write(id, payload, due)
 end
 
+-- Does the index lead to this task? Returns its key as well.
+local function entry(member, due)
+  local kind, id, payload = parse(member)
+  if kind ~= 'n' or #id ~= 8 then return false end
+  local key = call('HGET', INDEX, 'i' .. id)
+  if key then return true, key end
+  local field = payload_field(payload)
+  local place = call('HGET', INDEX, field)
+  if place == 't' then
+    return call('ZSCORE', TWINS, twin(field, six(tonumber(due)) .. id)) ~= false
+  end
+  return place and sub(place, 7) == id or false
+end
+
+-- ---- holds ----------------------------------------------------------------------
+-- A held task is in HELD instead of PENDING, with its token behind the member. Its
+-- index entries stay; they do not count as `indexed` meanwhile. HOLD: token ->
+-- source|incarnation|xid|subxid|kind|dead|due|known| and the body: kind 'h' a task,
+-- body its member; kind 'l' elements taken from the ready list, body each as Lc0.
+-- A dead one (the task was replaced or removed by somebody else) has no body.
+
+local function record(source, incarnation, xid, subxid, kind, dead, due, known, body)
+  return table.concat({source, incarnation, xid, subxid, kind, dead, due, known, body}, '|')
+end
+
+-- The record of a token in parts, or nil.
+local function hold(token)
+  local r = call('HGET', HOLD, token)
+  if not r then return nil end
+  local source, incarnation, xid, subxid, kind, dead, due, known, at =
+    string.match(r, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|(%a)|(%d)|([^|]*)|(%d)|()')
+  if not source then return nil end
+  return {source = source, incarnation = incarnation, xid = xid, subxid = subxid, kind = kind,
+    dead = dead == '1', due = due, known = known == '1', body = sub(r, at),
+    head = sub(r, 1, at - 1)}
+end
+
+-- WRITES. The task under this hold is gone whatever becomes of its holder.
+local function kill_write(token, h)
+  call('ZREM', HELD, h.body .. token)
+  local kind, id, payload = parse(h.body)
+  if kind == 'n' then unindex_write(id, payload, h.due) end
+  call('HSET', HOLD, token,
+    record(h.source, h.incarnation, h.xid, h.subxid, h.kind, 1, h.due, 0, ''))
+end
+
+-- WRITES. Put back what was held; dead holds only end. Returns how many tasks or
+-- elements came back, and how many of them the index knows.
+local function back_write(token, h)
+  local back, known = 0, 0
+  if h.dead then
+    -- nothing to put back
+  elseif h.kind == 'h' then
+    call('ZADD', PENDING, h.due, h.body)
+    call('ZREM', HELD, h.body .. token)
+    if h.known and entry(h.body, h.due) then known = 1 end
+    back = 1
+  else
+    local at, items = 1, {}
+    while at <= #h.body do
+      local item
+      item, at = struct.unpack('Lc0', h.body, at)
+      items[#items + 1] = item
+    end
+    for i = #items, 1, -1 do call('LPUSH', READY, items[i]) end
+    back = #items
+  end
+  call('HDEL', HOLD, token)
+  return back, known
+end
+
+-- The token that holds a member, or nil.
+local function holder_of(member, due)
+  if call('ZCARD', HELD) == 0 then return nil end
+  local rank = lower_bound(HELD, due, member)
+  local m = call('ZRANGE', HELD, rank, rank, 'WITHSCORES')
+  if m[1] and m[2] == due and sub(m[1], 1, -17) == member then return sub(m[1], -16) end
+end
+
+-- WRITES. PO 9: a relayed removal ends its own hold, else takes the task wherever
+-- it is by now. Returns how many were taken and how many of them the index knew.
+local function remove_write(member, due, token)
+  local h = token ~= '' and hold(token)
+  if h then
+    if not h.dead then
+      call('ZREM', HELD, member .. token)
+      local kind, id, payload = parse(member)
+      if kind == 'n' then unindex_write(id, payload, h.due) end
+    end
+    call('HDEL', HOLD, token)
+    if not h.dead then return 1, 0 end
+    return 0, 0
+  end
+  local n, known = take_write(member)
+  if n == 0 then
+    local other = holder_of(member, due)
+    local o = other and hold(other)
+    if o then
+      kill_write(other, o)
+      return 1, 0
+    end
+  end
+  return n, known
+end
+
 -- WRITES. An entry that names a task which is not pending: a foreign transfer or
 -- a stranger's ZREM took it. Forget it, so that the count of indexed tasks is
 -- right again and tasks of foreign producers are looked for.
@@ -236,33 +362,35 @@ end
 
 -- What dq_remove means by an element: the task whose key it is, else whose id
 -- it is (due and id given), else the earliest keyless one with that payload.
--- Members in skip, and those offered after bound, do not count. Returns member, due, how ('k', 'i' or 'p'); how is
--- 'a' with no member when it gave up at its bound: ask again, there was progress.
--- WRITES only where it comes upon stale entries.
-local function find(element, due, id, skip, bound)
+-- Tasks whose ids are in skip, those for which passes(token) says so, and those
+-- offered after bound, do not count. Returns member, due, how ('k', 'i' or 'p') and
+-- the token under which it is held; how is 'a' with no member when it gave up at its
+-- bound: ask again, there was progress. WRITES only where it comes upon stale entries.
+local function find(element, due, id, skip, bound, passes, key_only)
+  local function counts(m, token)
+    return not (byte(m, 1) == 8 and skip[sub(m, 2, 9)]) and not later(m, bound)
+      and not (token and passes(token))
+  end
   local place = call('HGET', INDEX, 'k' .. element)
-  if place then
+  if place and #place == 14 then
     local d = place_due(place)
-    local m = locate(d, sub(place, 7))
-    if m and not skip[m] and not later(m, bound) then return m, d, 'k' end
+    local m, token = seek(d, sub(place, 7))
+    if m and counts(m, token) then return m, d, 'k', token end
     if not m then stale_write('k' .. element, place) end
   end
+  if key_only then return nil end
   if due ~= '' then
-    local m = locate(due, id)
-    if m and not skip[m] and not later(m, bound) then return m, due, 'i' end
+    local m, token = seek(due, id)
+    if m and counts(m, token) then return m, due, 'i', token end
   end
-  -- those in skip are passed over by their ids, without looking for them
-  local skip_id = {}
-  for m in pairs(skip) do
-    if byte(m, 1) == 8 then skip_id[sub(m, 2, 9)] = true end
-  end
+  -- the ids in skip are passed over without looking for them
   local function matches(p)
-    if skip_id[sub(p, 7)] then return nil end
+    if skip[sub(p, 7)] then return nil end
     local d = place_due(p)
-    local m = locate(d, sub(p, 7))
-    if m and not skip[m] and not later(m, bound) then
+    local m, token = seek(d, sub(p, 7))
+    if m and counts(m, token) then
       local _, _, payload = parse(m)
-      if payload == element then return m, d, 'p' end
+      if payload == element then return m, d, 'p', token end
     end
     return nil, m == nil
   end
@@ -274,8 +402,8 @@ local function find(element, due, id, skip, bound)
     while left > 0 do
       local some = call('ZRANGEBYLEX', TWINS, low, high, 'LIMIT', passed, 20)
       for _, t in ipairs(some) do
-        local m, d, how = matches(sub(t, 2 + #field))
-        if m then return m, d, how end
+        local m, d, how, token = matches(sub(t, 2 + #field))
+        if m then return m, d, how, token end
         if d and sweeping then
           call('ZREM', TWINS, t)
           call('HINCRBY', FENCE, 'indexed', -1)
@@ -288,9 +416,9 @@ local function find(element, due, id, skip, bound)
     end
     if left <= 0 then return nil, nil, 'a' end
     if sweeping and call('ZLEXCOUNT', TWINS, low, high) == 0 then call('HDEL', INDEX, field) end
-  elseif place then
-    local m, d, how = matches(place)
-    if m then return m, d, how end
+  elseif place and #place == 14 then
+    local m, d, how, token = matches(place)
+    if m then return m, d, how, token end
     if d then stale_write(field, place) end
   end
 end

@@ -1,4 +1,4 @@
--- range.lua: a page of pending tasks in order of (due, member). Writes nothing.
+-- range.lua: a page of pending tasks, held ones included, in order of (due, member). Writes nothing.
 --
 -- ARGV 1 source, 2 score and 3 member after which to go on ('' and '': from the
 --   start), 4 most tasks, 5 most bytes, 6 '1': keys as well, 7 '1': the fence's
@@ -19,14 +19,62 @@ if ARGV[7] == '1' then
   s = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source)
 end
 
-local rank = 0
-if ARGV[2] ~= '' then
-  local r = call('ZRANK', PENDING, ARGV[3])
-  if r and call('ZSCORE', PENDING, ARGV[3]) == ARGV[2] then
-    rank = r + 1
-  else
-    rank = lower_bound(ARGV[2], ARGV[3])
+-- Pending tasks and held ones (still pending for everyone but their holders) are
+-- two sets in the same order, read side by side.
+local sets = {{PENDING, 0}}
+if call('ZCARD', HELD) > 0 then sets[2] = {HELD, 16} end
+for _, set in ipairs(sets) do
+  set.rank, set.got, set.at = 0, {}, 1
+  if ARGV[2] ~= '' then
+    -- behind the cursor, whether it is still there or not
+    local r = set[2] == 0 and call('ZRANK', PENDING, ARGV[3])
+    if r and call('ZSCORE', PENDING, ARGV[3]) == ARGV[2] then
+      set.rank = r + 1
+    else
+      local rank, stop = lower_bound(set[1], ARGV[2], ARGV[3])
+      if rank < stop then
+        local m = call('ZRANGE', set[1], rank, rank)[1]
+        if sub(m, 1, #m - set[2]) == ARGV[3] then rank = rank + 1 end
+      end
+      set.rank = rank
+    end
   end
+end
+
+local function read(set, n)
+  local some = call('ZRANGE', set[1], set.rank, set.rank + n - 1, 'WITHSCORES')
+  set.rank = set.rank + #some / 2
+  set.ended = #some < 2 * n
+  return some
+end
+
+-- The next of a set: member and score, or nil.
+local function peek(set)
+  if set.at > #set.got then
+    if set.ended then return nil end
+    set.got, set.at = read(set, 100), 1
+    if #set.got == 0 then return nil end
+  end
+  local m = set.got[set.at]
+  return sub(m, 1, #m - set[2]), set.got[set.at + 1]
+end
+
+-- The next n of all: member, score, member, score ...; and whether that was the end.
+local function following(n)
+  if not sets[2] then return read(sets[1], n), sets[1].ended end
+  local some = {}
+  for i = 1, 2 * n, 2 do
+    local a, x = peek(sets[1])
+    local b, y = peek(sets[2])
+    local set = sets[1]
+    if b and (not a or tonumber(y) < tonumber(x) or (x == y and before(b, a))) then
+      set, a, x = sets[2], b, y
+    end
+    if not a then return some, true end
+    set.at = set.at + 2
+    some[i], some[i + 1] = a, x
+  end
+  return some, false
 end
 
 local out = reply(OK, source, s[1] or '', s[2] or '', s[3] or '', 1, ARGV[2], ARGV[3])
@@ -34,7 +82,7 @@ local o, bytes, got = #out, 0, 0
 while got < limit do
   local want = limit - got
   if want > 100 then want = 100 end
-  local some = call('ZRANGE', PENDING, rank, rank + want - 1, 'WITHSCORES')
+  local some, ended = following(want)
   local kinds, ask, where, t = {}, {}, {}, 0
   local texts = {}
   for i = 1, #some, 2 do
@@ -65,8 +113,7 @@ while got < limit do
     bytes = bytes + #some[i]
   end
   got = got + #some / 2
-  rank = rank + #some / 2
-  if #some < 2 * want then return out end
+  if ended then return out end
   if bytes > most then break end
 end
 out[10] = 0

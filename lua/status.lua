@@ -21,7 +21,7 @@ local session = fence(source)
 if ARGV[2] ~= '' and ARGV[2] == session and o[1] == source then
   local lease = ms + tonumber(ARGV[3])
   -- written only when a third of it is gone
-  if tonumber(o[5] or '0') < lease - tonumber(ARGV[3]) / 3 then
+  if (tonumber(o[5] or '0') or 0) < lease - tonumber(ARGV[3]) / 3 then
     call('HSET', OWNER, 'lease', digits(lease))
     o[5] = digits(lease)
   end
@@ -44,12 +44,13 @@ end
 -- are stale.
 if ARGV[2] ~= '' and ARGV[2] == session and call('EXISTS', INDEX) == 1 then
   local count = 10
-  if tonumber(call('HGET', FENCE, 'indexed') or '0') > call('ZCARD', PENDING) then count = 300 end
-  local scan = call('HSCAN', INDEX, call('HGET', FENCE, 'sweep') or '0', 'COUNT', count)
+  if (tonumber(call('HGET', FENCE, 'indexed') or '0') or 0) > call('ZCARD', PENDING) then count = 300 end
+  local cursor = string.match(call('HGET', FENCE, 'sweep') or '', '^%d+$') or '0'
+  local scan = call('HSCAN', INDEX, cursor, 'COUNT', count)
   for i = 1, #scan[2], 2 do
     local field, place = scan[2][i], scan[2][i + 1]
     if sub(field, 1, 1) ~= 'i' and place ~= 't' and
-      not locate(place_due(place), sub(place, 7)) then
+      not seek(place_due(place), sub(place, 7)) then
       stale_write(field, place)
     end
   end

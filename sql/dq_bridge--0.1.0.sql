@@ -197,6 +197,30 @@ AS 'MODULE_PATHNAME', 'dq_remove' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.dq_remove(pg_catalog.regclass, anyelement) IS
 'cancel a pending task by key, id or payload; true: it will not fire, false: not pending, NULL: no certain answer, recorded';
 
+CREATE FUNCTION @extschema@.dq_reschedule(queue pg_catalog.regclass, element pg_catalog.text, delay pg_catalog.interval)
+RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME', 'dq_reschedule' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.dq_reschedule(pg_catalog.regclass, pg_catalog.text, pg_catalog.interval) IS
+'move a pending task, found by key, id or payload, to another instant; returns its new id, NULL: not pending';
+
+CREATE FUNCTION @extschema@.dq_reschedule(queue pg_catalog.regclass, element anyelement, delay pg_catalog.interval)
+RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME', 'dq_reschedule' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.dq_reschedule(pg_catalog.regclass, anyelement, pg_catalog.interval) IS
+'move a pending task, found by key, id or payload, to another instant; returns its new id, NULL: not pending';
+
+CREATE FUNCTION @extschema@.dq_reschedule_at(queue pg_catalog.regclass, element pg_catalog.text, due_at pg_catalog.timestamptz)
+RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME', 'dq_reschedule_at' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.dq_reschedule_at(pg_catalog.regclass, pg_catalog.text, pg_catalog.timestamptz) IS
+'move a pending task, found by key, id or payload, to another instant; returns its new id, NULL: not pending';
+
+CREATE FUNCTION @extschema@.dq_reschedule_at(queue pg_catalog.regclass, element anyelement, due_at pg_catalog.timestamptz)
+RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME', 'dq_reschedule_at' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.dq_reschedule_at(pg_catalog.regclass, anyelement, pg_catalog.timestamptz) IS
+'move a pending task, found by key, id or payload, to another instant; returns its new id, NULL: not pending';
+
 CREATE FUNCTION @extschema@.dq_transfer(queue pg_catalog.regclass, max pg_catalog.int8 DEFAULT 100)
 RETURNS pg_catalog.int8
 AS 'MODULE_PATHNAME', 'dq_transfer' LANGUAGE C VOLATILE PARALLEL UNSAFE;

@@ -30,6 +30,11 @@ extern void dq_require_not_producer(const DqQueue *queue, const char *what);
 /* offer.c */
 /* Record an offer; returns the id's text. Rights are the caller's business. */
 extern char *dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key);
+/* The same for op DQ_OP_RESCHEDULE; shard >= 0: dq_shards.no where a keyless one goes. */
+extern char *dq_offer_record_as(DqQueue *queue, char op, int32 shard, bytea *payload,
+								int64 due, bytea *key);
+/* The due instants that dq_offer and dq_offer_at accept. */
+extern int64 dq_due_of_delay(Interval *delay);
 /* Due instant of a delay counted from the clock now. */
 extern TimestampTz dq_delay_from_now(Interval *delay);
 
@@ -41,8 +46,35 @@ typedef enum DqAnswer
 	DQ_ANSWER_UNKNOWN
 } DqAnswer;
 
+/* take.c: what a removal or a reschedule has in its hands */
+typedef struct DqTaken
+{
+	bool		is_own;			/* a task that this transaction has offered */
+	DqOwnTask	own;
+	bool		in_redis;		/* a task in Redis, held under token */
+	int32		shard;			/* dq_shards.no */
+	int64		due;
+	bytea	   *member;
+	bytea	   *key;			/* NULL: keyless, or not known to the index */
+	char		token[DQ_TOKEN_LEN];
+	DqSession	session;		/* in which it is held */
+} DqTaken;
+/*
+ * Take the task that an element names out of circulation. key_only: by its key and
+ * no other way, and an outage never raises. UNKNOWN: own tasks may have been taken
+ * all the same. The deadline moves by the time that others' transactions took.
+ */
+extern DqAnswer dq_take(Oid relid, bytea *element, bool key_only, TimestampTz *deadline,
+						DqTaken *taken);
+/* The same, and the rows that end it are written (remove.c). */
+extern DqAnswer dq_take_and_record(Oid relid, bytea *element, bool key_only, DqTaken *taken);
+/* Key before id before payload, then the earliest due. */
+extern bool dq_found_is_better(char how, int64 due, char than_how, int64 than_due);
+
 /* dq_remove: by key, id or payload */
 extern DqAnswer dq_remove_element(DqQueue *queue, bytea *element);
+/* reschedule.c: the new id, NULL: not pending, or no certain answer and recorded */
+extern char *dq_reschedule_element(DqQueue *queue, bytea *element, int64 due);
 /* For triggers: the task with this key and no other; an outage never raises,
  * whatever on_outage says. */
 extern DqAnswer dq_remove_key(DqQueue *queue, bytea *key);

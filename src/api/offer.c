@@ -39,12 +39,33 @@ dq_delay_from_now(Interval *delay)
 												   PointerGetDatum(delay)));
 }
 
+int64
+dq_due_of_delay(Interval *delay)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz at = dq_delay_from_now(delay);
+
+	if (at < now)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("delay must not be negative"),
+				 errhint("An instant in the past, as dq_offer_at() and dq_reschedule_at() take it, is due at once.")));
+	return dq_due_from_timestamp(at);
+}
+
 /*
  * Key and payload have been made bytes; due is in whole ms. The id is drawn from
  * the sequence under the queue's lock.
  */
 char *
 dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key)
+{
+	return dq_offer_record_as(queue, DQ_OP_OFFER, -1, payload, due, key);
+}
+
+char *
+dq_offer_record_as(DqQueue *queue, char op, int32 shard_no, bytea *payload, int64 due,
+				   bytea *key)
 {
 	DqRow		row;
 	int			shard = 0;
@@ -68,8 +89,8 @@ dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key)
 	if (queue->nshards > 1)
 		shard = key ? dq_shard_of_key(VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key), queue->nshards)
 			: (int) (row.seq % queue->nshards);
-	row.shard = queue->shard_no[shard];
-	row.op = DQ_OP_OFFER;
+	row.shard = !key && shard_no >= 0 ? shard_no : queue->shard_no[shard];
+	row.op = op;
 	row.due = due;
 	row.key = key;
 	row.payload = payload;
@@ -111,17 +132,7 @@ offer(FunctionCallInfo fcinfo, const char *name, bool delayed)
 		key = dq_key_bytes(queue, PG_GETARG_DATUM(3), get_fn_expr_argtype(fcinfo->flinfo, 3));
 
 	if (delayed)
-	{
-		TimestampTz now = GetCurrentTimestamp();
-		TimestampTz at = dq_delay_from_now(PG_GETARG_INTERVAL_P(2));
-
-		if (at < now)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-					 errmsg("delay must not be negative"),
-					 errhint("dq_offer_at() takes an instant in the past as due at once.")));
-		due = dq_due_from_timestamp(at);
-	}
+		due = dq_due_of_delay(PG_GETARG_INTERVAL_P(2));
 	else
 		due = dq_due_from_timestamp(PG_GETARG_TIMESTAMPTZ(2));
 

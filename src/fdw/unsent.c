@@ -123,7 +123,7 @@ note_row(DqUnsent *unsent, const DqRow *row, const DqSnapshot *cur)
 	else if (unsent->xacts[unsent->nxacts - 1].last < row->seq)
 		unsent->xacts[unsent->nxacts - 1].last = row->seq;
 
-	if (row->op == DQ_OP_OFFER)
+	if (dq_row_offers(row))
 	{
 		Offer	   *offer;
 
@@ -134,7 +134,10 @@ note_row(DqUnsent *unsent, const DqRow *row, const DqSnapshot *cur)
 		offer->xid = xid;
 		offer->seq = row->seq;
 	}
-	if (row->op != DQ_OP_OFFER || row->key)
+	/* a deferred reschedule leaves the task pending, a poll takes none */
+	if (row->op == DQ_OP_RESCHEDULE_ELEMENT || row->op == DQ_OP_CONSUME)
+		return;
+	if (!dq_row_offers(row) || row->key)
 	{
 		Op		   *op;
 
@@ -143,7 +146,7 @@ note_row(DqUnsent *unsent, const DqRow *row, const DqSnapshot *cur)
 		op = &unsent->ops[unsent->nops++];
 		op->xid = xid;
 		op->seq = row->seq;
-		op->op = row->op;
+		op->op = dq_row_offers(row) ? DQ_OP_OFFER : row->op;
 		op->due = row->due;
 		op->id = row->id;
 		old = MemoryContextSwitchTo(unsent->context);
@@ -255,6 +258,12 @@ dq_unsent_begin(int32 shard, const DqRange *fence, Snapshot snapshot)
 	inside = fence_inside(fence, &fence_last, &fence_seq);
 	if (inside)
 		cur = dq_snapshot_in(fence->cur);
+	if (unsent->prev->damaged || unsent->old->damaged || (cur && cur->damaged))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("the fence of a queue in Redis is damaged"),
+				 errdetail("Its snapshots are \"%s\", \"%s\" and \"%s\".",
+						   fence->prev, fence->cur, fence->old)));
 
 	/* the second pass begins before the first ends: no table gets emptied */
 	dq_candidates_begin(&scan, shard, unsent->prev, unsent->old, NULL, snapshot, true);
@@ -316,7 +325,7 @@ dq_unsent_next(DqUnsent *unsent, DqRow *row)
 			unsent->scanning = false;
 			break;
 		}
-		if (row->op != DQ_OP_OFFER)
+		if (!dq_row_offers(row))
 			continue;
 		offer = dq_unsent_offer(unsent, row->id);
 		found = offer && offer->seq == row->seq &&

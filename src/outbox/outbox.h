@@ -46,13 +46,17 @@ typedef struct DqSnapshot
 	FullTransactionId xmax;
 	int			nxip;
 	FullTransactionId *xip;		/* sorted, top-level only */
+	bool		damaged;		/* read from what is none: sees nothing, says nothing */
 } DqSnapshot;
 
+/* The timeline this server writes, or replays as a standby. */
+extern uint32 dq_timeline(void);
 extern DqSnapshot *dq_snapshot_take(Snapshot snapshot); /* palloc'd */
 /* What is committed now; in parallel mode, where PostgreSQL allows no new
  * snapshot, the statement's. Register it. */
 extern Snapshot dq_fresh_snapshot(void);
-extern DqSnapshot *dq_snapshot_in(const char *text);	/* "" -> nothing visible */
+/* "" -> nothing visible; unreadable -> the same, and damaged */
+extern DqSnapshot *dq_snapshot_in(const char *text);
 extern char *dq_snapshot_out(const DqSnapshot *snap);
 extern bool dq_snapshot_sees(const DqSnapshot *snap, uint32 tli, FullTransactionId xid);
 extern bool dq_snapshot_equal(const DqSnapshot *a, const DqSnapshot *b);
@@ -75,6 +79,12 @@ typedef struct DqShardRow
 	Oid			relid;			/* of the table that registered it, perhaps gone */
 } DqShardRow;
 
+/*
+ * Who defines or registers a queue of a name that could share a key in Redis with
+ * this one waits, to the end of the transaction, for others who do. Afterwards the
+ * catalogs show what they have done. Nobody who uses a queue comes here.
+ */
+extern void dq_name_lock(const char *name);
 /* Fill queue->shard_no, registering in this transaction what is missing. */
 extern void dq_shards_resolve(DqQueue *queue);
 /* DqShardRow of one server (InvalidOid: all), fresh snapshot, current context. */
@@ -94,7 +104,10 @@ extern HeapTuple dq_store_find(Relation rel, Snapshot snapshot, Oid serverid,
 
 #define DQ_OP_OFFER 'o'
 #define DQ_OP_REMOVE 'r'		/* exact member, token */
+#define DQ_OP_RESCHEDULE 's'	/* as an offer: where the removed task goes instead */
+#define DQ_OP_CONSUME 'c'		/* what was taken from the ready list, token */
 #define DQ_OP_REMOVE_ELEMENT 'e'	/* could not look: resolved when applied */
+#define DQ_OP_RESCHEDULE_ELEMENT 'f'	/* likewise, then offered anew at due */
 #define DQ_OP_REMOVE_KEY 'x'	/* likewise, but only as a key */
 
 #define DQ_NUM_OUTBOX 3
@@ -174,6 +187,8 @@ extern void dq_candidates_end(DqCandidates *c);
  */
 extern bool dq_row_is_done(const DqRow *row, const DqSnapshot *prev,
 						   const DqSnapshot *old);
+/* Does the row schedule a task? */
+#define dq_row_offers(row) ((row)->op == DQ_OP_OFFER || (row)->op == DQ_OP_RESCHEDULE)
 /* Rows of ours (this source, or adopted with this place)? */
 extern bool dq_row_is_ours(const DqRow *row);
 
@@ -183,6 +198,16 @@ extern bool dq_row_is_ours(const DqRow *row);
  */
 extern bool dq_outbox_is_covered(int32 shard, const DqSnapshot *prev,
 								 const DqSnapshot *old, Snapshot snapshot);
+
+/* ---- lookups.c ------------------------------------------------------------------- */
+
+/* Can what is on its way change what an element names (member: found so far)? */
+extern bool dq_outbox_concerns(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
+							   Snapshot snapshot, const bytea *element,
+							   const bytea *member);
+/* Is there a row of this transaction with this token (DQ_TOKEN_LEN bytes)? */
+extern bool dq_outbox_has_row(int32 shard, FullTransactionId xid, const char *token,
+							  Snapshot snapshot);
 
 /* Committed rows of a shard that are not known to be in Redis, and how old the
  * oldest is (0: unknown). Counts at most a million. */
@@ -242,11 +267,28 @@ typedef struct DqOwnTask
 
 /* The own pending task that an element names (DESIGN: key, id, payload). */
 extern bool dq_own_find(DqQueue *queue, const bytea *element, DqOwnTask *task);
-extern List *dq_own_removed(DqQueue *queue, const bytea *payload);
+/* ids (8 bytes each) of the removed tasks with this payload, one after the other */
+extern char *dq_own_removed_ids(DqQueue *queue, const bytea *payload, size_t *len);
 extern bool dq_own_has_removed(int32 shard, const bytea *member);
 /* member bytes of a task of ours */
 extern bytea *dq_member_make(uint64 id, const bytea *payload);
 extern void dq_own_added(const DqRow *row);	/* from dq_outbox_insert */
+
+/* ---- holds.c: holds of this transaction in Redis ------------------------------------ */
+
+/* Start of this server's life; stamps holds (PO 8). */
+extern uint64 dq_incarnation(void);
+extern void dq_hold_draw(char *token);	/* DQ_TOKEN_LEN random bytes */
+/* Before the script leaves; then, by its answer, void or keep (row written). */
+extern void dq_hold_sent(const char *token);
+extern void dq_hold_void(const char *token);
+extern void dq_hold_keep(const char *token);
+/* Around the row that relies on a hold of this session (PO 7). false: the hold may
+ * be lost, write nothing and ask anew. */
+extern bool dq_hold_writing(int32 shard, const char *session);
+extern void dq_hold_written(void);
+/* Tokens of this transaction that stand for nothing: they may be taken over. */
+extern const char *dq_holds_left(int *n);
 
 /* ---- xact.c: transaction callbacks -------------------------------------------------- */
 

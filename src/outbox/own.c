@@ -8,9 +8,11 @@
 #include "postgres.h"
 
 #include "outbox/outbox.h"
+#include "outbox/outbox_private.h"
 
 #include "access/xact.h"
 #include "common/hashfn.h"
+#include "lib/stringinfo.h"
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -25,8 +27,6 @@ typedef struct OwnEntry
 static MemoryContext own_context = NULL;
 static HTAB *own_hash = NULL;
 static List *own_shards = NIL;	/* shards that are in the hash */
-
-extern void dq_own_forget(void);
 
 void
 dq_own_forget(void)
@@ -158,6 +158,7 @@ own_apply(const DqRow *row)
 	switch (row->op)
 	{
 		case DQ_OP_OFFER:
+		case DQ_OP_RESCHEDULE:
 			if (row->key)
 			{
 				task = own_get('k', row->shard, VARDATA_ANY(row->key),
@@ -270,15 +271,16 @@ own_load(int32 shard)
 	MemoryContextSwitchTo(old);
 }
 
-/* Members with this payload that this transaction has removed from the queue. */
-List *
-dq_own_removed(DqQueue *queue, const bytea *payload)
+char *
+dq_own_removed_ids(DqQueue *queue, const bytea *payload, size_t *len)
 {
-	List	   *result = NIL;
+	StringInfoData ids;
 	int			i;
 
+	initStringInfo(&ids);
+	*len = 0;
 	if (!FullTransactionIdIsValid(GetTopFullTransactionIdIfAny()))
-		return NIL;
+		return ids.data;
 	dq_shards_resolve(queue);
 	for (i = 0; i < queue->nshards; i++)
 	{
@@ -291,9 +293,15 @@ dq_own_removed(DqQueue *queue, const bytea *payload)
 		entry = hash_search(own_hash, &hash, HASH_FIND, NULL);
 		if (entry)
 			foreach(lc, entry->tasks)
-				result = lappend(result, ((DqOwnTask *) lfirst(lc))->payload);
+			{
+				const bytea *member = ((DqOwnTask *) lfirst(lc))->payload;
+
+				if (VARSIZE_ANY_EXHDR(member) > 9 && VARDATA_ANY(member)[0] == 8)
+					appendBinaryStringInfo(&ids, VARDATA_ANY(member) + 1, 8);
+			}
 	}
-	return result;
+	*len = ids.len;
+	return ids.data;
 }
 
 /* Has this transaction removed exactly this member? */

@@ -7,6 +7,7 @@
 #include "postgres.h"
 
 #include "outbox/outbox.h"
+#include "outbox/outbox_private.h"
 #include "shared/shared.h"
 
 #include "access/xact.h"
@@ -19,14 +20,20 @@ static int	ntouched = 0;		/* MAX_TOUCHED + 1: more than fit, wake all */
 static bool registered_shards = false;
 static uint32 generation = 0;
 
-extern void dq_own_forget(void);
-
 static void
 forget(void)
 {
 	ntouched = 0;
 	registered_shards = false;
 	dq_own_forget();
+}
+
+/* All bridges of the database: one of them has holds to put back. */
+static void
+wake_for_holds(void)
+{
+	dq_note_rollback();
+	dq_wake_bridge(MyDatabaseId, InvalidOid);
 }
 
 static void
@@ -46,17 +53,23 @@ xact_callback(XactEvent event, void *arg)
 			else
 				for (i = 0; i < ntouched; i++)
 					dq_wake_bridge(MyDatabaseId, touched[i]);
+			if (dq_holds_end(true))
+				wake_for_holds();
 			forget();
 			break;
 		case XACT_EVENT_ABORT:
 			if (registered_shards)
 				generation++;
+			if (dq_holds_end(false))
+				wake_for_holds();
 			forget();
 			break;
 		case XACT_EVENT_PREPARE:
 			/* its end will not come to this backend */
 			if (registered_shards)
 				generation++;
+			if (dq_holds_end(true))
+				wake_for_holds();
 			forget();
 			break;
 		default:
@@ -68,8 +81,12 @@ static void
 subxact_callback(SubXactEvent event, SubTransactionId mine,
 				 SubTransactionId parent, void *arg)
 {
-	if (event == SUBXACT_EVENT_ABORT_SUB)
+	if (event == SUBXACT_EVENT_COMMIT_SUB)
+		(void) dq_holds_subend(true);
+	else if (event == SUBXACT_EVENT_ABORT_SUB)
 	{
+		if (dq_holds_subend(false))
+			wake_for_holds();
 		if (registered_shards)
 			generation++;
 		/* own offers may be among what was undone: look again when asked */
@@ -77,8 +94,8 @@ subxact_callback(SubXactEvent event, SubTransactionId mine,
 	}
 }
 
-static void
-register_callbacks(void)
+void
+dq_xact_register(void)
 {
 	static bool done = false;
 
@@ -94,7 +111,7 @@ dq_xact_touched(Oid serverid)
 {
 	int			i;
 
-	register_callbacks();
+	dq_xact_register();
 	for (i = 0; i < Min(ntouched, MAX_TOUCHED); i++)
 		if (touched[i] == serverid)
 			return;
@@ -109,7 +126,7 @@ dq_xact_touched(Oid serverid)
 void
 dq_xact_registered(void)
 {
-	register_callbacks();
+	dq_xact_register();
 	registered_shards = true;
 }
 

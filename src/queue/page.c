@@ -82,12 +82,25 @@ dq_page_offer(DqPage *page, int64 due, uint64 id, const bytea *payload,
 	page->nops++;
 }
 
-/* The token says which hold the row ends; without holds it is not sent. */
+/* The token says which hold the row ends, if it stands. */
 void
-dq_page_remove(DqPage *page, const bytea *member, const bytea *token)
+dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token)
 {
 	page_add(page, "r", 1, false);
 	page_add(page, VARDATA_ANY(member), VARSIZE_ANY_EXHDR(member), true);
+	page_add_int(page, due);
+	if (token)
+		page_add(page, VARDATA_ANY(token), VARSIZE_ANY_EXHDR(token), true);
+	else
+		page_add(page, "", 0, false);
+	page->nops++;
+}
+
+void
+dq_page_consume(DqPage *page, const bytea *token)
+{
+	page_add(page, "c", 1, false);
+	page_add(page, VARDATA_ANY(token), VARSIZE_ANY_EXHDR(token), true);
 	page->nops++;
 }
 

@@ -154,6 +154,8 @@ extern char *dq_shard_name(const char *name, int nshards, int shard);
 extern void dq_keys_make(DqKeys *keys, const char *shardname);
 /* Refuse names whose keys would fall into different hash slots (42602). */
 extern bool dq_name_is_one_slot(const char *name);
+/* The same for all names that could share a key with this one. palloc'd. */
+extern char *dq_name_kin(const char *name);
 /* Shard of a keyed task: CRC-32C of the key bytes mod nshards. */
 extern int	dq_shard_of_key(const char *key, size_t len, int nshards);
 
@@ -255,7 +257,9 @@ typedef struct DqPage
 extern DqPage *dq_page_create(MemoryContext parent);
 extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
 						  const bytea *payload, const bytea *key);
-extern void dq_page_remove(DqPage *page, const bytea *member, const bytea *token);
+extern void dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token);
+/* elements taken from the ready list under this token are consumed */
+extern void dq_page_consume(DqPage *page, const bytea *token);
 /* the task with this key, whichever it is then */
 extern void dq_page_remove_key(DqPage *page, const bytea *key);
 
@@ -290,6 +294,20 @@ typedef struct DqApplyResult
 } DqApplyResult;
 extern void dq_op_apply_result(DqRedis *redis, DqApplyResult *result, DqReply **error);
 
+#define DQ_TOKEN_LEN 16
+
+/* Who holds something. */
+typedef struct DqHold
+{
+	char		token[DQ_TOKEN_LEN];
+	char		source[33];
+	uint64		incarnation;	/* of the server: when it started */
+	uint64		xid;			/* top-level */
+	uint64		subxid;			/* 0: the top-level transaction itself */
+	char		kind;			/* 'h' a task, 'l' elements of the ready list */
+	bool		dead;			/* the task has been replaced or removed by others */
+} DqHold;
+
 typedef struct DqFound
 {
 	DqFence		fence;
@@ -305,16 +323,54 @@ typedef struct DqFound
 	char	   *old;
 	char	   *owner_source;
 	char	   *owner_place;
+	bytea	   *key;			/* of the found task, NULL: keyless */
+	/* of dq_op_hold only */
+	bool		taken;			/* it is held under the asker's token now */
+	bool		held;			/* another transaction's hold stands */
+	DqHold		holder;			/* its */
 } DqFound;
 /*
- * Ask all shards of a queue in one pipeline. skip: list of bytea members that do
- * not count (removed by the asking transaction). bound: id of a recorded removal,
- * tasks of its node and timeline offered later do not count either; 0: none.
+ * Ask all shards of a queue in one pipeline. bound: id of a recorded removal,
+ * tasks of its node and timeline offered later do not count; 0: none.
  */
 extern void dq_op_find(DqRedis *redis, const char *queue, int nshards,
 					   const DqKeys *keys, const char *source,
 					   const char *place, const bytea *element, uint64 bound,
-					   List *skip, DqFound *found);
+					   DqFound *found);
+
+/* In whose name a script runs, and how far Redis was known to be (PO 7). */
+typedef struct DqSession
+{
+	char		session[20];
+	int64		floor;
+} DqSession;
+
+/* Hold a task for an open transaction, or only look (PO 8 to 11). */
+typedef struct DqHoldArgs
+{
+	const char *source;
+	const char *place;
+	const bytea *element;
+	const bytea *member;		/* hold exactly this one, with due; NULL: the element's */
+	int64		due;
+	bool		key_only;
+	const char *token;			/* DQ_TOKEN_LEN bytes */
+	uint64		incarnation;
+	uint64		xid;
+	uint64		subxid;
+	const char *skip;			/* ids that do not count, 8 bytes each */
+	size_t		skip_len;
+	const char *free;			/* tokens that may be taken over, one after the other */
+	int			nfree;
+} DqHoldArgs;
+/*
+ * One pipeline over the shards from..to (exclusive): hold in shard `home`, only
+ * look in the others. sessions, floors: of each shard.
+ */
+extern void dq_op_hold(DqRedis *redis, const char *queue, const DqKeys *keys,
+					   int from, int to, int home,
+					   const DqSession *sessions, const DqHoldArgs *args,
+					   DqFound *found);
 /* One bounded step of the search by payload among tasks the index does not know;
  * true when it has ended (found or not). The cursor begins as NULL, NULL. */
 extern bool dq_op_find_scan(DqRedis *redis, const char *queue, const DqKeys *keys,
@@ -401,6 +457,17 @@ typedef struct DqEnterArgs
 extern void dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args);
 /* On DQ_OWNER and DQ_NODE *blame is the other source and its host */
 extern void dq_op_enter_result(DqRedis *redis, DqFence *fence, char **blame, DqReply **error);
+/* A page of the holds of a shard; cursor "0" at first and at the end. */
+extern DqHold *dq_op_holds_list(DqRedis *redis, const char *queue, const DqKeys *keys,
+								const char *source, char **cursor, int *n, DqFence *fence);
+/* Which of these tokens stand? */
+extern bool *dq_op_holds_stand(DqRedis *redis, const char *queue, const DqKeys *keys,
+							   const char *source, const char *tokens, int n,
+							   DqFence *fence);
+/* Put back what ended transactions held; how many tasks and elements. */
+extern int64 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys,
+						   const char *session, int64 floor, const char *source,
+						   const char *tokens, int n, DqFence *fence);
 /* producer: report; else open the shard. producers: of them, separated by spaces,
  * each must have reported, besides those whose leases are alive. */
 extern void dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,

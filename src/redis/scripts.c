@@ -41,6 +41,9 @@ static Script scripts[DQ_NUM_SCRIPTS] = {
 	[DQ_SCRIPT_STATUS] = {"status", dq_lua_status},
 	[DQ_SCRIPT_ENTER] = {"enter", dq_lua_enter},
 	[DQ_SCRIPT_THAW] = {"thaw", dq_lua_thaw},
+	[DQ_SCRIPT_HOLD] = {"hold", dq_lua_hold},
+	[DQ_SCRIPT_HOLDS] = {"holds", dq_lua_holds},
+	[DQ_SCRIPT_RESTORE] = {"restore", dq_lua_restore},
 	[DQ_SCRIPT_SWEEP] = {"sweep", dq_lua_sweep}
 };
 

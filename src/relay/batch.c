@@ -62,6 +62,7 @@ set_seen(DqShard *shard, const DqSnapshot *snap)
 	if (before != shard->prev)
 		snapshot_free(before);
 	MemoryContextSwitchTo(old);
+	shard->seen_here = true;
 	shard->stats.relayed_xmin = U64FromFullTransactionId(snap->xmax);
 	shard->publish = true;
 }
@@ -118,6 +119,7 @@ dq_shard_adopt_fence(DqShard *shard, const DqFence *fence, const DqFenceRecord *
 	shard->prev = dq_snapshot_in(record->prev);
 	shard->old = record->old[0] ? dq_snapshot_in(record->old) : NULL;
 	shard->seen = shard->prev;
+	shard->seen_here = false;
 	shard->looked = false;
 	MemoryContextSwitchTo(old);
 	strlcpy(shard->position, fence->position, sizeof(shard->position));
@@ -287,7 +289,8 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 			shard->batch = batch_create(shard, target ? target : cur);
 			dq_new_token(shard->batch->nonce);
 			shard->batch->heals = target != NULL;
-			shard->batch->thaws = shard->state == DQ_SHARD_FROZEN && !target;
+			shard->batch->thaws = shard->state == DQ_SHARD_FROZEN && !target &&
+				dq_shard_may_thaw(shard);
 			shard->looked = true;
 			shard->completions = completions;
 		}

@@ -19,9 +19,12 @@ collect_row(DqShard *shard, const DqRow *row)
 	DqGroup    *group = batch->ngroups > 0 ? &batch->groups[batch->ngroups - 1] : NULL;
 
 	batch->rows++;
-	if (row->op != DQ_OP_OFFER)
+	if (row->op == DQ_OP_CONSUME)
+		;						/* the ready list is no business of transfers */
+	else if (!dq_row_offers(row))
 		batch->removes++;
-	if (row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_REMOVE_KEY)
+	if (row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_REMOVE_KEY ||
+		row->op == DQ_OP_RESCHEDULE_ELEMENT)
 		batch->deferred++;
 	if (group && FullTransactionIdEquals(group->xid, row->xid))
 	{

@@ -24,6 +24,14 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 			dq_page_offer(cut->page, row->due, row->id, row->payload, row->key);
 			cut->offers++;
 			break;
+		case DQ_OP_RESCHEDULE:
+			dq_page_offer(cut->page, row->due, row->id, row->payload, row->key);
+			cut->moves++;
+			break;
+		case DQ_OP_CONSUME:
+			if (row->token)
+				dq_page_consume(cut->page, row->token);
+			break;
 		case DQ_OP_REMOVE:
 			if (row->member == NULL)
 				ereport(LOG,
@@ -31,9 +39,10 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 						 errmsg("dq_bridge: outbox row " INT64_FORMAT " names no task, passed over",
 								row->seq)));
 			else
-				dq_page_remove(cut->page, row->member, row->token);
+				dq_page_remove(cut->page, row->member, row->due, row->token);
 			break;
 		case DQ_OP_REMOVE_ELEMENT:
+		case DQ_OP_RESCHEDULE_ELEMENT:
 			if (batch->resolved_seq != row->seq)
 			{
 				/* what stands before it must be applied when it is looked up */
@@ -49,7 +58,7 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 				return false;
 			}
 			if (batch->resolved)
-				dq_page_remove(cut->page, batch->resolved, NULL);
+				dq_page_remove(cut->page, batch->resolved, batch->resolved_due, NULL);
 			break;
 		case DQ_OP_REMOVE_KEY:
 			dq_page_remove_key(cut->page, row->key);

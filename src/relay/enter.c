@@ -40,6 +40,7 @@ dq_shard_forget(DqShard *shard, DqShardState state)
 	shard->broken = false;
 	shard->want_thaw = false;
 	shard->looked = false;
+	shard->seen_here = false;
 	shard->catching_up = true;
 	shard->transfer_more = false;
 	shard->publish = true;
@@ -89,7 +90,7 @@ bool
 dq_writer_is_ours(const char *stamp, XLogRecPtr now)
 {
 	uint32		tli,
-				mine = GetWALInsertionTimeLine();
+				mine = dq_timeline();
 	uint64		start,
 				lsn;
 	List	   *history;
@@ -163,12 +164,65 @@ entered(DqShard *shard)
 	shard->state = DQ_SHARD_FROZEN;
 	shard->entered_at = GetCurrentTimestamp();
 	shard->thaw_at = 0;
+	shard->blockers_known = false;
+	list_free_deep(shard->blockers);
+	shard->blockers = NIL;
 	dq_heal_begin(shard);
 	shard->marking.wanted = true;
 	shard->failures = 0;
 	shard->parked = false;
 	shard->blocked_until = 0;
 	shard->publish = true;
+}
+
+/*
+ * Somebody wrote into the fence: nobody can tell from it what is applied, so the
+ * shard stands still until it is mended. This shard alone (G9).
+ */
+static bool
+is_readable(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
+{
+	const char *what = NULL;
+	const char *value = "";
+	char		nonce[20];
+	int64		last,
+				seq;
+	int			done = 1,
+				end = 0;
+
+	if (fence->version < -1)
+		what = "a counter (ver: or indexed)";
+	else if (fence->position[0] != '\0' &&
+			 (sscanf(fence->position, "%16[0-9a-f]|" INT64_FORMAT ":" INT64_FORMAT "|%1d%n",
+					 nonce, &last, &seq, &done, &end) != 4 ||
+			  fence->position[end] != '\0' || done < 0 || done > 1))
+	{
+		what = "pos:";
+		value = fence->position;
+	}
+	else if (dq_snapshot_in(record->prev)->damaged ||
+			 (record->prev[0] == '\0' && fence->position[0] != '\0' && done) ||
+			 (record->prev[0] != '\0' && fence->position[0] == '\0'))
+	{
+		what = "prev:";
+		value = record->prev;
+	}
+	else if (dq_snapshot_in(record->old)->damaged)
+	{
+		what = "old:";
+		value = record->old;
+	}
+	else if (!done && (record->cur[0] == '\0' || dq_snapshot_in(record->cur)->damaged))
+	{
+		what = "cur:";
+		value = record->cur;
+	}
+	if (what == NULL)
+		return true;
+	dq_shard_note_error(link, shard,
+						psprintf("its fence (dq:...:fence) is damaged: %s holds \"%s\"",
+								 what, value), false);
+	return false;
 }
 
 /* true: enter it */
@@ -243,7 +297,7 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 		sscanf(record->writer, "%u", &tli);
 		if (shard->lease_seen == 0)
 			shard->lease_seen = record->lease_until;
-		if (record->lease_until > shard->lease_seen && tli == GetWALInsertionTimeLine())
+		if (record->lease_until > shard->lease_seen && tli == dq_timeline())
 			shard->lease_elsewhere = true;
 		if (alive || shard->lease_elsewhere)
 		{
@@ -317,7 +371,8 @@ dq_shards_enter(DqLink *link)
 		link->progress++;
 		shard->next_due = fence.next_due;
 		shard->stats.next_due = fence.next_due;
-		if (judge(link, shard, &fence, &record))
+		if (is_readable(link, shard, &fence, &record) &&
+			judge(link, shard, &fence, &record))
 		{
 			shard->floor = fence.version;
 			dq_shard_adopt_fence(shard, &fence, &record);

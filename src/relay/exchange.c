@@ -96,8 +96,8 @@ note_success(DqShard *shard)
  * PO 6, PO 7: every reply tells session and version; a Redis that went back, or a
  * session that is not ours any more, makes us come anew. true: go on.
  */
-static bool
-note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
+bool
+dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
 {
 	if (shard->state != DQ_SHARD_OPEN && shard->state != DQ_SHARD_FROZEN)
 		return false;			/* forgotten meanwhile: looked at anew */
@@ -134,6 +134,17 @@ note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
 	link->progress++;
 	note_success(shard);
 	return true;
+}
+
+void
+dq_shard_share_floor(DqShard *shard)
+{
+	char		session[sizeof(shard->stats.session)];
+	int64		floor;
+
+	if (dq_session_get(MyDatabaseId, shard->no, session, &floor) &&
+		strcmp(session, shard->session) == 0)
+		shard->floor = Max(shard->floor, floor);
 }
 
 /* ---- sending ---- */
@@ -264,6 +275,7 @@ dq_exchange_send(DqLink *link)
 			continue;
 		if (shard->blocked_until > now || shard->broken)
 			continue;
+		dq_shard_share_floor(shard);
 
 		if (shard->prepared)
 		{
@@ -331,14 +343,15 @@ receive_apply(DqLink *link, DqRequest *request)
 		shard->broken = true;
 		note_reply_error(link, shard, error);
 	}
-	else if (note_fence(link, shard, &result.fence) && !shard->broken &&
+	else if (dq_shard_note_fence(link, shard, &result.fence) && !shard->broken &&
 			 shard->batch != NULL && strcmp(result.fence.position, cut->position) == 0)
 	{
 		strlcpy(shard->position, cut->position, sizeof(shard->position));
 		shard->big_failures = 0;
 		shard->stats.offered += cut->offers;
+		shard->stats.rescheduled += cut->moves;
 		shard->stats.relayed += cut->page->nops;
-		shard->stats.removed += result.removed;
+		shard->stats.removed += Max(0, result.removed - cut->moves);
 		shard->stats.replayed += cut->replayed;
 		shard->replayed += cut->replayed;
 		shard->stats.pending += result.applied - result.removed;
@@ -367,7 +380,7 @@ receive_transfer(DqLink *link, DqRequest *request)
 			shard->transfer_more = true;
 		return;
 	}
-	if (!note_fence(link, shard, &result.fence))
+	if (!dq_shard_note_fence(link, shard, &result.fence))
 		return;
 	shard->transfer_more = result.more;
 	shard->marking.pushed += result.moved;
@@ -434,8 +447,11 @@ receive_status(DqLink *link, DqRequest *request)
 		return;
 	}
 	dq_shard_note_numbers(link, shard, &record);
-	if (!note_fence(link, shard, &fence))
+	if (!dq_shard_note_fence(link, shard, &fence))
 		return;
+	/* what a dead session has left; nobody told us */
+	if (record.held > 0)
+		shard->holds_due = shard->holds_anew = true;
 	/* PO 5a holds for an idle reply as well: who wrote the fence last? */
 	if (shard->pages_in_flight == 0 && !shard->broken &&
 		strcmp(fence.position, shard->position) != 0)
@@ -462,13 +478,14 @@ receive_thaw(DqLink *link, DqRequest *request)
 	shard->other_in_flight = false;
 	if (error)
 		note_reply_error(link, shard, error);
-	else if (!note_fence(link, shard, &fence))
+	else if (!dq_shard_note_fence(link, shard, &fence))
 		return;
 	else if (fence.status == DQ_WAITS)
 		dq_producers_wait(link, shard, who);
 	else
 	{
 		shard->state = DQ_SHARD_OPEN;
+		shard->holds_due = shard->holds_anew = true;
 		dq_producers_thawed(link, shard);
 		dq_heal_end(shard);
 		shard->marking.wanted = true;	/* one may have been lost with a worker */
@@ -488,7 +505,7 @@ receive_sweep(DqLink *link, DqRequest *request)
 	shard->other_in_flight = false;
 	if (error)
 		note_reply_error(link, shard, error);
-	else if (note_fence(link, shard, &result.fence) && shard->heal == DQ_HEAL_SWEEP)
+	else if (dq_shard_note_fence(link, shard, &result.fence) && shard->heal == DQ_HEAL_SWEEP)
 		dq_heal_received(shard, &result);
 }
 

@@ -15,6 +15,7 @@
  *	  heal.c	 making good what Redis has lost (PO 7, G3)
  *	  producers.c whom the owner waits for before it thaws
  *	  exchange.c what is sent and what the replies mean (PO 4, PO 6)
+ *	  holds.c	 what open and ended transactions hold
  *	  hand.c	 the same without a worker
  */
 #ifndef DQ_RELAY_PRIVATE_H
@@ -88,6 +89,7 @@ typedef struct DqBatch
 	struct DqLookup *lookup;	/* how far it has been looked up */
 	int64		resolved_seq;
 	bytea	   *resolved;		/* exact member here, NULL: nothing here */
+	int64		resolved_due;
 } DqBatch;
 
 typedef struct DqCut
@@ -98,6 +100,7 @@ typedef struct DqCut
 	bool		done;
 	int			offers;
 	int			replayed;		/* rows that had been applied before */
+	int			moves;			/* offers of rescheduled tasks */
 } DqCut;
 
 /* What is known of deliveries, and what of it is stored (marking.c) */
@@ -144,6 +147,7 @@ typedef struct DqShard
 	DqSnapshot *prev;			/* the fence's */
 	DqSnapshot *old;
 	DqSnapshot *seen;			/* nothing undone up to here, known in memory only */
+	bool		seen_here;		/* seen is a snapshot that this process has taken */
 	bool		want_thaw;		/* relayed to a snapshot taken after entering */
 	uint64		completions;	/* xactCompletionCount when seen was taken */
 	bool		looked;
@@ -158,6 +162,15 @@ typedef struct DqShard
 	char	   *blame;			/* whose it is, not_owner */
 	bool		lease_elsewhere;	/* same source renews its lease in another place */
 	int64		lease_seen;		/* as it was at the first look */
+
+	/* holds (holds.c) */
+	bool		blockers_known; /* looked for since the session began */
+	TimestampTz blockers_at;	/* of the last look */
+	List	   *blockers;		/* FullTransactionIds: told true, and the hold is gone */
+	bool		holds_due;		/* look at them */
+	bool		holds_anew;		/* ... even if nothing more is applied */
+	uint64		holds_seen;		/* stats.relayed_xmin at the last look */
+	char		holds_cursor[24];
 
 	/* due tasks */
 	int64		next_due;
@@ -238,6 +251,7 @@ typedef struct DqLink
 	char		source[40];
 	int			node;
 	uint32		tli;
+	uint64		rollbacks;		/* dq_rollbacks() at the last look at holds */
 	char	   *writer;			/* stamp of pages (PO 5) */
 	DqRequest	requests[DQ_MAX_REQUESTS];
 	int			nrequests;
@@ -316,6 +330,11 @@ extern DqCut *dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scr
 /* True: there is more to do at once. */
 extern bool dq_resolve_elements(DqLink *link);
 
+/* holds.c */
+extern void dq_blockers_look(DqLink *link);
+extern bool dq_shard_may_thaw(const DqShard *shard);
+extern bool dq_holds_resolve(DqLink *link);
+
 /* producers.c */
 extern void dq_producers_note(DqShard *shard, const DqFenceRecord *record);
 extern const char *dq_producers_awaited(const DqLink *link, const DqShard *shard);
@@ -344,6 +363,10 @@ extern void dq_heal_received(DqShard *shard, const DqSweepResult *result);
 extern bool dq_heal_is_replay(const DqShard *shard, const DqRow *row);
 
 /* exchange.c */
+/* What a reply's common part says; true: go on. */
+extern bool dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fence);
+/* Backends have seen replies as well: take over what they know (PO 7). */
+extern void dq_shard_share_floor(DqShard *shard);
 extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */
 extern void dq_exchange_receive(DqLink *link);
 extern void dq_shard_note_error(DqLink *link, DqShard *shard, const char *message,

@@ -121,7 +121,7 @@ look_in_index(DqLink *link, DqShard *shard, DqLookup *lookup, const DqRow *eleme
 	{
 		CHECK_FOR_INTERRUPTS();
 		dq_op_find(link->redis, shard->name, lookup->nshards, lookup->keys, link->source,
-				   dq_place(), element->key, element->id, NIL, lookup->found);
+				   dq_place(), element->key, element->id, lookup->found);
 		again = false;
 		for (i = 0; i < lookup->nshards; i++)
 			again |= lookup->found[i].again;
@@ -252,7 +252,10 @@ resolve(DqLink *link, DqShard *shard)
 	best = lookup->best;
 	batch->resolved = NULL;
 	if ((lookup->nshards == 1 || !hand_over(link, shard, element, lookup, best)) && best >= 0)
+	{
 		batch->resolved = lookup->found[best].member;
+		batch->resolved_due = lookup->found[best].due;
+	}
 	batch->resolved_seq = element->seq;
 	batch->element = NULL;
 	batch->lookup = NULL;

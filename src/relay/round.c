@@ -105,10 +105,13 @@ dq_link_publish(DqLink *link, DqShard *shard)
 
 	strlcpy(shard->stats.state, state_name(shard), sizeof(shard->stats.state));
 	strlcpy(shard->stats.session, shard->session, sizeof(shard->stats.session));
-	shard->stats.floor = shard->floor;
 	shared = dq_stats_lock(MyDatabaseId, shard->no);
 	key = shared->key;
+	if (strcmp(shared->session, shard->session) == 0)
+		shard->floor = Max(shard->floor, shared->floor);
+	shard->stats.floor = shard->floor;
 	scans = shared->remove_scans;
+	shard->stats.writing = shared->writing;
 	*shared = shard->stats;
 	shared->key = key;
 	shared->remove_scans = scans;
@@ -231,6 +234,7 @@ dq_link_round(DqLink *link)
 		dq_link_connect(link);
 		dq_link_messages(link);
 		dq_shards_enter(link);
+		dq_blockers_look(link);
 		resolving = dq_resolve_elements(link);
 		more = dq_batches_prepare(link, slice);
 		if (dq_exchange_send(link))
@@ -241,6 +245,7 @@ dq_link_round(DqLink *link)
 			dq_exchange_receive(link);
 			more = true;
 		}
+		more |= dq_holds_resolve(link);
 		publish_all(link);
 		more |= resolving;
 	} while (more && GetCurrentTimestamp() < deadline);

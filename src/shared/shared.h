@@ -14,6 +14,7 @@
 #include "postgres.h"
 
 #include "datatype/timestamp.h"
+#include "port/atomics.h"
 #include "storage/condition_variable.h"
 #include "storage/lwlock.h"
 
@@ -81,6 +82,10 @@ typedef struct DqShared
 	bool		look_everywhere;	/* a poke found no room in databases[] */
 	bool		overflow;		/* a wanted bridge found none in workers[] */
 	ConditionVariable progress; /* broadcast when a bridge has moved a fence */
+	uint64		incarnation;	/* when this was made: anew after each crash, when
+								 * transaction ids may be given out again */
+	uint64		first_xid;		/* next transaction id at that time */
+	pg_atomic_uint64 rollbacks; /* of transactions that leave holds in Redis */
 	DqWorkerSlot workers[DQ_MAX_WORKERS];
 	DqDatabase	databases[DQ_MAX_DATABASES];
 } DqShared;
@@ -129,6 +134,10 @@ extern DqDatabase *dq_database_entry(Oid dboid, bool make);
  * the same process: no error.
  */
 extern bool dq_wake_bridge(Oid dboid, Oid serverid);
+/* A transaction has ended that may leave holds behind; no error. Moves the count
+ * that bridges compare, wakes nobody. */
+extern void dq_note_rollback(void);
+extern uint64 dq_rollbacks(void);
 extern bool dq_bridge_alive(Oid dboid, Oid serverid);	/* pid != 0 */
 /* A launcher that serves this database (all databases, or this one). */
 extern bool dq_launcher_alive(Oid dboid);
@@ -177,6 +186,7 @@ typedef struct DqShardStats
 	/* protocol: for PO 7 (session, floor) */
 	char		session[20];	/* "" : none */
 	int64		floor;
+	int			writing;		/* backends that write a row relying on a hold */
 	/* the relay's position: transactions before this xid are in Redis */
 	uint64		relayed_xmin;
 	/* counters since the shared memory was made */
@@ -203,6 +213,22 @@ typedef struct DqShardStats
 	int64		lease_until;	/* ms since 1970, Redis clock; 0 unknown */
 } DqShardStats;
 
+/*
+ * PO 7: session and floor of a shard, shared by the bridge and by backends: the
+ * floor is the highest version seen in any reply. false: no session yet.
+ */
+extern bool dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor);
+/*
+ * PO 7: a backend is about to write a row that relies on a hold of this session.
+ * false: the bridge has opened another one meanwhile, the hold may be lost, nothing
+ * may be written. Else dq_session_written() must follow, also after an error.
+ */
+extern bool dq_session_writing(Oid dboid, int32 shard, const char *session);
+extern void dq_session_written(Oid dboid, int32 shard);
+/* The bridge: is such a row being written? After it has published its session. */
+extern bool dq_session_is_written(Oid dboid, int32 shard);
+/* A reply of that session showed this version. */
+extern void dq_session_note(Oid dboid, int32 shard, const char *session, int64 version);
 /* Copy out; false: nothing published yet. */
 extern bool dq_stats_get(Oid dboid, int32 shard, DqShardStats *out);
 /* Lock exclusively for an update (creates); then dq_stats_release. Short. */

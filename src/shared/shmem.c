@@ -11,7 +11,9 @@
 #include "storage/ipc.h"
 #include "storage/shmem.h"
 #include "utils/dsa.h"
+#include "access/transam.h"
 #include "utils/memutils.h"
+#include "utils/timestamp.h"
 
 #include "compat.h"
 #include "shared/shared.h"
@@ -71,6 +73,9 @@ fill_shared(DqShared *s)
 	s->tranche = DqNewTranche(DQ_TRANCHE_NAME);
 	LWLockInitialize(&s->lock, s->tranche);
 	ConditionVariableInit(&s->progress);
+	pg_atomic_init_u64(&s->rollbacks, 0);
+	s->incarnation = (uint64) GetCurrentTimestamp();
+	s->first_xid = U64FromFullTransactionId(ReadNextFullTransactionId());
 	for (int i = 0; i < DQ_MAX_WORKERS; i++)
 		s->workers[i].procno = -1;
 }

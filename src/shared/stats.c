@@ -33,6 +33,57 @@ dq_stats_get(Oid dboid, int32 shard, DqShardStats *out)
 	return true;
 }
 
+bool
+dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor)
+{
+	DqShardStats stats;
+
+	if (!dq_stats_get(dboid, shard, &stats) || stats.session[0] == '\0')
+		return false;
+	strlcpy(session, stats.session, sizeof(stats.session));
+	*floor = stats.floor;
+	return true;
+}
+
+bool
+dq_session_writing(Oid dboid, int32 shard, const char *session)
+{
+	DqShardStats *entry = dq_stats_lock(dboid, shard);
+	bool		same = strcmp(entry->session, session) == 0;
+
+	if (same)
+		entry->writing++;
+	dq_stats_release(entry);
+	return same;
+}
+
+void
+dq_session_written(Oid dboid, int32 shard)
+{
+	DqShardStats *entry = dq_stats_lock(dboid, shard);
+
+	entry->writing--;
+	dq_stats_release(entry);
+}
+
+bool
+dq_session_is_written(Oid dboid, int32 shard)
+{
+	DqShardStats stats;
+
+	return dq_stats_get(dboid, shard, &stats) && stats.writing > 0;
+}
+
+void
+dq_session_note(Oid dboid, int32 shard, const char *session, int64 version)
+{
+	DqShardStats *entry = dq_stats_lock(dboid, shard);
+
+	if (strcmp(entry->session, session) == 0)
+		entry->floor = Max(entry->floor, version);
+	dq_stats_release(entry);
+}
+
 /*
  * May allocate, so it may fail: not for commit callbacks. Nothing that can
  * raise an error belongs between this and dq_stats_release.

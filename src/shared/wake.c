@@ -79,6 +79,21 @@ dq_wake_bridge(Oid dboid, Oid serverid)
 	return woken;
 }
 
+void
+dq_note_rollback(void)
+{
+	DqShared   *s = dq_shared_if_attached();
+
+	if (s)
+		pg_atomic_fetch_add_u64(&s->rollbacks, 1);
+}
+
+uint64
+dq_rollbacks(void)
+{
+	return pg_atomic_read_u64(&dq_shared()->rollbacks);
+}
+
 bool
 dq_bridge_alive(Oid dboid, Oid serverid)
 {

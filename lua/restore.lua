@@ -1,0 +1,39 @@
+-- restore.lua: put back what ended transactions held: tasks to their place, elements
+-- of the ready list in front of it, in order (PO 10). Dead holds are dropped.
+--
+-- ARGV 1 session, 2 floor, 3 source, 4 and more: tokens.
+-- Reply: common part, how many were put back.
+-- Safe twice: a token that is not there any more means nothing.
+local source = ARGV[3]
+local wrong = types()
+if wrong then return wrong end
+local no = refused(ARGV[1], tonumber(ARGV[2]), source)
+if no then return reply(no, source, 0) end
+local owner = call('HGET', OWNER, 'source')
+if owner and owner ~= source then return reply(NOTOWNER, source, 0) end
+local list = {}
+for i = 4, #ARGV do
+  local h = hold(ARGV[i])
+  if h and h.kind == 'l' and not h.dead then
+    wrong = typed(READY, 'list')
+    if wrong then return wrong end
+  end
+  if h then list[#list + 1] = {ARGV[i], h} end
+end
+local first = head()
+call('HINCRBY', FENCE, 'ver:' .. source, 1)
+call('ZREM', PENDING, NOTHING)
+call('ZREM', HELD, NOTHING)
+call('HDEL', HOLD, NOTHING)
+local back, indexed = 0, 0
+for _, e in ipairs(list) do
+  local n, known = back_write(e[1], e[2])
+  back = back + n
+  indexed = indexed + known
+end
+if indexed ~= 0 then call('HINCRBY', FENCE, 'indexed', indexed) end
+local now = head()
+if now ~= '' and now ~= first and (first == '' or tonumber(now) < tonumber(first)) then
+  redis.pcall('PUBLISH', CHANNEL, now)
+end
+return reply(OK, source, back)
