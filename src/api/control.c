@@ -7,6 +7,7 @@
 #include "api/api.h"
 #include "compat.h"
 #include "relay/relay.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -254,10 +255,12 @@ dq_transfer(PG_FUNCTION_ARGS)
 			CHECK_FOR_INTERRUPTS();
 			if (!dq_stats_get(MyDatabaseId, queue->shard_no[i], &stats))
 				break;
+			DQ_POINT("hand.transfer.send");
 			dq_op_transfer_send(redis, &keys, stats.session, stats.floor,
 								dq_source_get(true)->id, dq_now_ms(),
 								(int) Min(max - moved, 256));
 			dq_op_transfer_result(redis, &result, &error);
+			DQ_POINT("hand.transfer.received");
 			if (error)
 			{
 				if (dq_reply_is_noscript(error))

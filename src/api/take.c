@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "compat.h"
 #include "relay/relay.h"
+#include "shared/points.h"
 
 #include "access/subtrans.h"
 #include "access/transam.h"
@@ -355,6 +356,7 @@ wait_for_holder(Asking *asking, int where)
 		wait_for_relay(asking); /* a former owner's: the bridge puts it back */
 		return;
 	}
+	DQ_POINT("hold.wait");
 	/*
 	 * Numbers that an earlier life of the server had given out and this one may give
 	 * out again belong to nobody we could wait for.
@@ -366,6 +368,7 @@ wait_for_holder(Asking *asking, int where)
 			XactLockTableWait(XidFromFullTransactionId(wait), NULL, NULL, XLTW_None);
 	}
 	asking->deadline += GetCurrentTimestamp() - began;
+	DQ_POINT("hold.waited");
 
 	retake_snapshot(asking);
 	if (dq_outbox_has_row(asking->queue->shard_no[where], xid, holder->token,
@@ -396,7 +399,9 @@ ask_loop(Asking *asking, int *where)
 		/* from the first byte on it may be executed, whatever we hear of it */
 		dq_hold_void(asking->token);
 		dq_hold_sent(asking->token);
+		DQ_POINT("hold.send");
 		seen = look(asking, where);
+		DQ_POINT("hold.received");
 		switch (seen)
 		{
 			case LOOK_TAKEN:

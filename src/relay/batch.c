@@ -9,6 +9,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
@@ -272,6 +273,7 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 	MemoryContextSwitchTo(link->round);
 	cur = dq_snapshot_take(snapshot);
 	link->tli = cur->tli;
+	DQ_POINT("relay.snapshot");
 	point = dq_flush_point();	/* after the snapshot: PO 1 */
 
 	foreach(lc, link->shards)
@@ -361,6 +363,8 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 	 * PO 1: before any script leaves that puts cur into a fence, cur's ended
 	 * transactions are durable here, and on the synchronous standby (G11).
 	 */
+	if (flush_needed)
+		DQ_POINT("relay.flush");
 	if (flush_needed && !dq_flush_to(point))
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -372,6 +376,7 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 	{
 		MemoryContext old = MemoryContextSwitchTo(link->context);
 
+		DQ_POINT("relay.flushed");
 		if (link->writer)
 			pfree(link->writer);
 		link->writer = dq_writer_stamp(cur->tli, point);

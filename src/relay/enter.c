@@ -8,6 +8,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/timeline.h"
 #include "access/xlog.h"
@@ -382,6 +383,7 @@ dq_shards_enter(DqLink *link)
 
 	if (entering != NIL)
 	{
+		DQ_POINT("enter.looked");
 		dq_link_begin(link);
 		MemoryContextSwitchTo(link->round);
 		database = get_database_name(MyDatabaseId);
@@ -407,6 +409,7 @@ dq_shards_enter(DqLink *link)
 		args.producer = shard->producer;
 		args.expect_version = shard->floor;
 		args.freeze = shard->producer && dq_heal_is_behind(shard);
+		DQ_POINT("enter.send");
 		dq_op_enter_send(link->redis, &shard->keys, &args);
 	}
 	foreach(lc, entering)
@@ -416,7 +419,9 @@ dq_shards_enter(DqLink *link)
 		char	   *blame;
 		DqReply    *error;
 
+		DQ_POINT("enter.sent");
 		dq_op_enter_result(link->redis, &fence, &blame, &error);
+		DQ_POINT("enter.received");
 		shard->entering = false;
 		if (error)
 		{

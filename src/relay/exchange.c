@@ -8,6 +8,7 @@
 #include "compat.h"
 #include "relay/relay_private.h"
 #include "settings.h"
+#include "shared/points.h"
 
 #include "miscadmin.h"
 #include "utils/memutils.h"
@@ -180,6 +181,7 @@ send_page(DqLink *link, DqShard *shard)
 	header.done = cut->done;
 	header.old = cut->done ? dq_batch_old(shard) : NULL;
 	header.index = shard->index;
+	DQ_POINT("relay.page.send");
 	dq_op_apply_send(link->redis, &shard->keys, cut->page, &header);
 	MemoryContextSwitchTo(old);
 	add_request(link, DQ_REQ_APPLY, shard)->cut = cut;
@@ -284,6 +286,7 @@ dq_exchange_send(DqLink *link)
 		}
 		if (is_due(link, shard, now_ms) && !(defers && queue_defers(link, shard)))
 		{
+			DQ_POINT("transfer.send");
 			dq_op_transfer_send(link->redis, &shard->keys, shard->session,
 								shard->floor, link->source, now_ms, TRANSFER_PAGE);
 			add_request(link, DQ_REQ_TRANSFER, shard);
@@ -300,6 +303,7 @@ dq_exchange_send(DqLink *link)
 		else if (shard->state == DQ_SHARD_FROZEN && shard->want_thaw &&
 			shard->pages_in_flight == 0 && !shard->other_in_flight && shard->thaw_at <= now)
 		{
+			DQ_POINT("thaw.send");
 			dq_op_thaw_send(link->redis, &shard->keys, shard->session, shard->floor,
 							link->source, shard->producer,
 							dq_producers_awaited(link, shard));
@@ -334,7 +338,9 @@ receive_apply(DqLink *link, DqRequest *request)
 	DqApplyResult result;
 	DqReply    *error;
 
+	DQ_POINT("relay.page.sent");
 	dq_op_apply_result(link->redis, &result, &error);
+	DQ_POINT("relay.page.received");
 	request->taken = true;
 	shard->pages_in_flight--;
 	if (error)
@@ -358,7 +364,10 @@ receive_apply(DqLink *link, DqRequest *request)
 		shard->stats.seen_at = GetCurrentTimestamp();
 		shard->publish = true;
 		if (cut->done)
+		{
 			dq_batch_done(shard);
+			DQ_POINT("relay.batch.done");
+		}
 	}
 	MemoryContextDelete(cut->page->context);
 }
@@ -370,7 +379,9 @@ receive_transfer(DqLink *link, DqRequest *request)
 	DqTransferResult result;
 	DqReply    *error;
 
+	DQ_POINT("transfer.sent");
 	dq_op_transfer_result(link->redis, &result, &error);
+	DQ_POINT("transfer.received");
 	shard->transfer_in_flight = false;
 	shard->transfer_more = false;
 	if (error)
@@ -474,7 +485,9 @@ receive_thaw(DqLink *link, DqRequest *request)
 	DqReply    *error;
 	char	   *who;
 
+	DQ_POINT("thaw.sent");
 	dq_op_thaw_result(link->redis, &fence, &who, &error);
+	DQ_POINT("thaw.received");
 	shard->other_in_flight = false;
 	if (error)
 		note_reply_error(link, shard, error);
@@ -501,7 +514,9 @@ receive_sweep(DqLink *link, DqRequest *request)
 	DqSweepResult result;
 	DqReply    *error;
 
+	DQ_POINT("sweep.sent");
 	dq_op_sweep_result(link->redis, &result, &error);
+	DQ_POINT("sweep.received");
 	shard->other_in_flight = false;
 	if (error)
 		note_reply_error(link, shard, error);

@@ -10,6 +10,7 @@
 #include "postgres.h"
 
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -190,6 +191,7 @@ dq_heal_send(DqLink *link, DqShard *shard)
 	args.due = shard->marking.stored.due;
 	args.largest_id = shard->largest_id;
 	args.limit = SWEEP_PAGE;
+	DQ_POINT("sweep.send");
 	dq_op_sweep_send(link->redis, &shard->keys, &args, &shard->sweep);
 }
 

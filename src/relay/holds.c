@@ -9,6 +9,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/transam.h"
 #include "access/xact.h"
@@ -81,6 +82,7 @@ find_blockers(DqLink *link, DqShard *shard)
 	int			n = 0;
 	int			i;
 
+	DQ_POINT("thaw.blockers");
 	dq_link_begin(link);
 	MemoryContextSwitchTo(caller);
 	each = AllocSetContextCreate(caller, "dq_bridge row", ALLOCSET_DEFAULT_SIZES);
@@ -227,8 +229,10 @@ put_back(DqLink *link, DqShard *shard, const char *tokens, int n)
 	if (n == 0)
 		return;
 	dq_shard_share_floor(shard);
+	DQ_POINT("restore.send");
 	(void) dq_op_restore(link->redis, shard->name, &shard->keys, shard->session,
 						 shard->floor, link->source, tokens, n, &fence);
+	DQ_POINT("restore.received");
 	(void) dq_shard_note_fence(link, shard, &fence);
 }
 

@@ -10,6 +10,7 @@
 #include "postgres.h"
 
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/xlog.h"
 #include "utils/guc.h"
@@ -179,6 +180,7 @@ dq_marks_store(DqLink *link)
 		m->next_at = m->at;
 		dq_mark_store(shard->no, &mark, &m->next_at);
 	}
+	DQ_POINT("mark.store");
 	link->mark_interval = dq_marks_interval(list_length(link->shards));
 	dq_link_end(link);
 

@@ -7,6 +7,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
