@@ -228,6 +228,9 @@ extern Oid	dq_outbox_relation(int table);
  */
 extern TimestampTz dq_outbox_rotate(int64 window_ms);
 
+/* None of the tables is emptied before the end of this transaction. */
+extern void dq_outbox_keep(void);
+
 /* ---- marks.c: what is known of deliveries ------------------------------------------ */
 
 /*
@@ -251,6 +254,38 @@ extern bool dq_mark_get(int32 shard, Snapshot snapshot, DqMark *mark);
 extern void dq_mark_store(int32 shard, const DqMark *mark, ItemPointer at);
 /* How often marks may be stored, in ms, for a table of that many shards. */
 extern int	dq_marks_interval(int nshards);
+
+/* ---- losses.c: what cannot be applied again ---------------------------------------- */
+
+/* What an emptied outbox table held of a shard. */
+typedef struct DqEmptied
+{
+	int32		shard;
+	int64		round;			/* dq_rotation.round in which it was emptied */
+	char	   *complete;		/* snapshot that sees all of it */
+	int64		tasks;			/* offers */
+	int64		due;			/* the largest of theirs (ms) */
+	int64		any_due;		/* of theirs and of tasks that were removed or
+								 * replaced; INT64_MAX: not known */
+	TimestampTz newest;
+} DqEmptied;
+
+extern void dq_emptied_note(const DqEmptied *e);
+
+typedef struct DqLoss
+{
+	TimestampTz since;			/* when it was found */
+	int64		tasks;			/* at most so many; 0: removals only */
+	TimestampTz newest;			/* they were offered until then */
+	int64		due;			/* and due until then (ms) */
+} DqLoss;
+
+extern bool dq_loss_check(int32 shard, const DqSnapshot *prev, bool found,
+						  const DqMark *mark, bool note, DqLoss *loss);
+extern bool dq_loss_get(int32 shard, Snapshot snapshot, DqLoss *loss);
+extern char *dq_loss_text(const DqLoss *loss);
+extern bool dq_queue_has_loss(const DqQueue *queue);
+extern void dq_losses_accept(const DqQueue *queue);
 
 /* ---- own.c: what this transaction has offered and not removed ---------------------- */
 

@@ -71,6 +71,7 @@ typedef struct DqQueue
 	DqDestination destination;
 	DqOnOutage	on_outage;
 	int			remove_timeout; /* ms */
+	bool		stop_on_loss;	/* on_data_loss */
 	AttrNumber	column[DQ_NUM_COLS];	/* InvalidAttrNumber: not there */
 	/* how the payload and key columns take values */
 	Oid			payload_type;	/* InvalidOid: no such column */

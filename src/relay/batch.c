@@ -216,7 +216,7 @@ wants_rows(const DqShard *shard, TimestampTz now)
 {
 	return (shard->state == DQ_SHARD_OPEN || shard->state == DQ_SHARD_FROZEN) &&
 		!shard->broken && shard->prepared == NULL && shard->blocked_until <= now &&
-		shard->heal != DQ_HEAL_SWEEP;
+		shard->heal != DQ_HEAL_SWEEP && shard->heal != DQ_HEAL_LOOK;
 }
 
 /* Moves with every transaction that had an xid, COMMIT PREPARED included. */
@@ -261,13 +261,6 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		return false;
 
 	dq_link_begin(link);
-	foreach(lc, link->shards)
-	{
-		DqShard    *shard = lfirst(lc);
-
-		if (shard->heal == DQ_HEAL_LOOK && wants_rows(shard, now))
-			dq_heal_look(link, shard);
-	}
 	snapshot = RegisterSnapshot(GetLatestSnapshot());
 	scratch = AllocSetContextCreate(link->round, "dq_bridge rows", ALLOCSET_DEFAULT_SIZES);
 	MemoryContextSwitchTo(link->round);

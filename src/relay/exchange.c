@@ -237,7 +237,7 @@ is_due(const DqLink *link, const DqShard *shard, int64 now_ms)
 	if (shard->catching_up ||
 		(batch && (batch->deferred > 0 || (batch->removes > 0 && batch->rows < 5000))))
 		return false;
-	return !link->no_transfer && shard->state == DQ_SHARD_OPEN && !shard->producer && !shard->paused &&
+	return !link->no_transfer && shard->state == DQ_SHARD_OPEN && !shard->producer && !dq_shard_is_halted(shard) &&
 		OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
 		!shard->transfer_in_flight &&
 		(shard->transfer_more || shard->next_due <= now_ms);

@@ -125,35 +125,123 @@ dq_heal_is_behind(const DqShard *shard)
 	return shard->lost || missing_to(shard) != NULL;
 }
 
-/*
- * The fence was found and the shard is frozen: decide. Within a transaction,
- * before the flush point of the next pages is read (W7).
- */
-void
-dq_heal_look(DqLink *link, DqShard *shard)
+bool
+dq_shard_is_halted(const DqShard *shard)
 {
-	MemoryContext old = MemoryContextSwitchTo(shard->snapshots);
-	DqSnapshot *a = NULL;
+	return shard->paused || (shard->loss && shard->stop_on_loss);
+}
 
-	Assert(shard->marking.loaded);
+void
+dq_shard_set_loss(DqShard *shard, const DqLoss *loss)
+{
+	if (shard->loss)
+		pfree(shard->loss);
+	shard->loss = loss ? MemoryContextStrdup(shard->context, dq_loss_text(loss)) : NULL;
+	if (loss)
+		shard->stats.last_error_at = loss->since;
+	shard->publish = true;
+}
+
+static void
+warn_of_loss(DqLink *link, DqShard *shard)
+{
+	ereport(WARNING,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg("dq_bridge: Redis behind shard \"%s\" of server \"%s\" has lost data from before the replay window: %s",
+					shard->name, link->server_name, shard->loss),
+			 shard->stop_on_loss ?
+			 errdetail("Its due tasks wait until dq_resume() accepts the loss.") : 0,
+			 errhint("Offer again what is missing, then run dq_resume().")));
+}
+
+/* One shard. true: something was lost that cannot be applied again */
+static bool
+look_at(DqLink *link, DqShard *shard)
+{
+	DqMarking  *m = &shard->marking;
+	bool		found = shard->position[0] != '\0';
+	DqSnapshot *a = NULL;
+	DqLoss		loss;
+	MemoryContext old;
+
+	if (dq_loss_check(shard->no, shard->prev, found, &m->stored, link->own_xact, &loss))
+	{
+		if (!link->own_xact)
+		{
+			/* a rollback of this transaction would forget it */
+			dq_shard_note_error(link, shard,
+								"Redis has lost data from before the replay window: a worker has to note that",
+								false);
+			return false;
+		}
+		dq_shard_set_loss(shard, &loss);
+	}
+	else
+		loss.tasks = -1;
+
+	old = MemoryContextSwitchTo(shard->snapshots);
 	shard->replay_to = missing_to(shard);
 	if (shard->lost || shard->replay_to)
 		note_loss(link, shard);
-
-	if (shard->marking.stored.settled[0] != '\0')
-		a = dq_snapshot_in(shard->marking.stored.settled);
+	if (shard->replay_to)
+	{
+		/*
+		 * What is applied again is needed until then, so no outbox table may be
+		 * emptied because it had been applied once.
+		 */
+		if (link->own_xact)
+			dq_mark_back(link, shard);
+		else
+			dq_outbox_keep();
+	}
+	if (m->stored.settled[0] != '\0')
+		a = dq_snapshot_in(m->stored.settled);
 	shard->heal_to = a;
 	shard->heal = a && !fence_is_past(shard, a) ? DQ_HEAL_RELAY : DQ_HEAL_NONE;
-	if (shard->heal == DQ_HEAL_RELAY)
-	{
-		uint64		id;
+	MemoryContextSwitchTo(old);
+	shard->publish = true;
+	return loss.tasks >= 0;
+}
 
+/*
+ * Fences were found and shards are frozen: what do they need? Committed before the
+ * flush point of the next pages is read (W7).
+ */
+void
+dq_heal_look(DqLink *link)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	List	   *shards = NIL;
+	List	   *losses = NIL;
+	uint64		id = 0;
+	ListCell   *lc;
+
+	foreach(lc, link->shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		if (shard->state == DQ_SHARD_FROZEN && shard->heal == DQ_HEAL_LOOK &&
+			shard->blocked_until <= now)
+			shards = lappend(shards, shard);
+	}
+	if (shards == NIL)
+		return;
+
+	dq_link_begin(link);
+	foreach(lc, shards)
+	{
+		DqShard    *shard = lfirst(lc);
+
+		if (look_at(link, shard))
+			losses = lappend(losses, shard);
 		/* a number larger than any before it */
-		(void) dq_outbox_next(&id);
+		if (shard->heal == DQ_HEAL_RELAY && id == 0)
+			(void) dq_outbox_next(&id);
 		shard->largest_id = id + SLACK;
 	}
-	shard->publish = true;
-	MemoryContextSwitchTo(old);
+	dq_link_end(link);
+	foreach(lc, losses)
+		warn_of_loss(link, lfirst(lc));
 }
 
 /* The snapshot that the next batch must end at, NULL: the present. */

@@ -205,3 +205,25 @@ dq_marks_store(DqLink *link)
 		m->stored_at = now;
 	}
 }
+
+/*
+ * The fence was found behind what had been acknowledged: that is not so any more.
+ * Within a transaction. What is known of deliveries stays true.
+ */
+void
+dq_mark_back(DqLink *link, DqShard *shard)
+{
+	DqMarking  *m = &shard->marking;
+	DqMark		mark = m->stored;
+
+	/* this process goes on counting what is applied again */
+	replace(shard, &shard->acknowledged, dq_snapshot_out(shard->replay_to));
+	mark.no++;
+	mark.applied = dq_snapshot_out(shard->prev);
+	mark.producers = shard->producers ? shard->producers : "";
+	ItemPointerSetInvalid(&m->at);
+	m->next_at = m->at;
+	dq_mark_store(shard->no, &mark, &m->next_at);
+	m->stored.no = mark.no;
+	replace(shard, &m->stored.applied, mark.applied);
+}

@@ -135,6 +135,8 @@ typedef struct DqShard
 	bool		producer;
 	bool		index;
 	bool		paused;
+	bool		stop_on_loss;
+	char	   *loss;			/* what is missing for ever, NULL: nothing */
 	DqDestination destination;
 
 	/* protocol */
@@ -348,12 +350,13 @@ extern void dq_mark_load(DqShard *shard, Snapshot snapshot);
 extern void dq_mark_forget(DqShard *shard);
 extern void dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record);
 extern void dq_marks_store(DqLink *link);
+extern void dq_mark_back(DqLink *link, DqShard *shard);
 extern int	dq_look_interval(const DqLink *link, const DqShard *shard);
 
 /* heal.c */
 extern void dq_heal_remember(DqShard *shard);
 extern void dq_heal_begin(DqShard *shard);
-extern void dq_heal_look(DqLink *link, DqShard *shard);
+extern void dq_heal_look(DqLink *link);
 extern void dq_heal_end(DqShard *shard);
 extern void dq_heal_reset(DqShard *shard);
 extern bool dq_heal_is_behind(const DqShard *shard);
@@ -362,6 +365,9 @@ extern void dq_heal_reached(DqShard *shard);
 extern bool dq_heal_wants_sweep(const DqShard *shard);
 extern void dq_heal_send(DqLink *link, DqShard *shard);
 extern void dq_heal_received(DqShard *shard, const DqSweepResult *result);
+/* due tasks wait: a pause, or a loss that nobody has accepted */
+extern bool dq_shard_is_halted(const DqShard *shard);
+extern void dq_shard_set_loss(DqShard *shard, const DqLoss *loss);
 extern bool dq_heal_is_replay(const DqShard *shard, const DqRow *row);
 
 /* exchange.c */

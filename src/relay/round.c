@@ -92,6 +92,8 @@ state_name(const DqShard *shard)
 		return "not_owner";
 	if (shard->failures > 0)
 		return "redis_down";
+	if (shard->loss)
+		return "data_loss";
 	if (shard->paused)
 		return "paused";
 	return "running";
@@ -105,6 +107,8 @@ dq_link_publish(DqLink *link, DqShard *shard)
 	int64		scans;
 
 	strlcpy(shard->stats.state, state_name(shard), sizeof(shard->stats.state));
+	if (shard->loss && strcmp(shard->stats.state, "data_loss") == 0)
+		strlcpy(shard->stats.last_error, shard->loss, DQ_ERROR_LEN);
 	strlcpy(shard->stats.session, shard->session, sizeof(shard->stats.session));
 	shared = dq_stats_lock(MyDatabaseId, shard->no);
 	key = shared->key;
@@ -202,7 +206,7 @@ time_to_wait(DqLink *link)
 			wait = Min(wait, TimestampDifferenceMilliseconds(now, shard->blocked_until));
 			continue;
 		}
-		if (shard->state == DQ_SHARD_OPEN && !shard->producer && !shard->paused &&
+		if (shard->state == DQ_SHARD_OPEN && !shard->producer && !dq_shard_is_halted(shard) &&
 			OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
 			shard->next_due != PG_INT64_MAX)
 			wait = Min(wait, Max(shard->next_due - now_ms, 0));
@@ -263,6 +267,7 @@ dq_link_round(DqLink *link)
 		if (link->nrequests == 0)
 		{
 			dq_shards_enter(link);
+			dq_heal_look(link);
 			dq_blockers_look(link);
 		}
 		resolving = dq_resolve_elements(link);
