@@ -1,17 +1,17 @@
 -- lib.lua: goes before every other script. Key names, the fence, members, the
 -- index. Nothing in here writes unless its name says so.
 --
--- KEYS (the same twelve for every script, all in one hash slot): pending set,
+-- KEYS (the same thirteen for every script, all in one hash slot): pending set,
 -- ready list, channel, companion list, index, fence, hold, claim, quarantine,
--- owner, twins, held.
+-- owner, twins, held, gone.
 local PENDING, READY, CHANNEL, INDEX, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[5], KEYS[6]
 local HOLD, BAD, OWNER, TWINS = KEYS[7], KEYS[9], KEYS[10], KEYS[11]
-local HELD = KEYS[12]
+local HELD, GONE = KEYS[12], KEYS[13]
 local call, sub, byte, char = redis.call, string.sub, string.byte, string.char
 local floor = math.floor
 
 -- status codes, see DqStatus
-local OK, SESSION, BEHIND, POSITION, FROZEN, NOTOWNER, NODE = 0, 1, 2, 3, 4, 5, 6
+local OK, SESSION, BEHIND, POSITION, FROZEN, NOTOWNER, NODE, WAITS = 0, 1, 2, 3, 4, 5, 6, 7
 
 -- A key of a wrong type is refused before the first write.
 local function typed(key, want)
@@ -24,7 +24,7 @@ end
 local function types()
   return typed(PENDING, 'zset') or typed(INDEX, 'hash') or typed(FENCE, 'hash')
     or typed(TWINS, 'zset') or typed(BAD, 'hash') or typed(OWNER, 'hash')
-    or typed(HOLD, 'hash') or typed(HELD, 'zset')
+    or typed(HOLD, 'hash') or typed(HELD, 'zset') or typed(GONE, 'zset')
 end
 
 local function counter(text)
@@ -41,6 +41,12 @@ local function fence(source)
   if session ~= '' and f[2] == session then open = 1 end
   if not counter(f[3]) or not counter(f[5]) then return session, open, -2, f[4] or '' end
   return session, open, tonumber(f[3] or '-1'), f[4] or ''
+end
+
+-- Now, in ms, by this server's clock.
+local function clock()
+  local t = call('TIME')
+  return tonumber(t[1]) * 1000 + floor(tonumber(t[2]) / 1000)
 end
 
 local function head()
@@ -63,6 +69,19 @@ end
 
 -- No task and no index entry is called so: removing it asks for the right alone.
 local NOTHING = '\0dq_bridge:nothing'
+
+-- Sources that feed the shard and do not own it, and are alive. The fence has a few
+-- fields for each source.
+local function live_producers()
+  local ms, live = clock(), {}
+  local f = call('HGETALL', FENCE)
+  for i = 1, #f, 2 do
+    if sub(f[i], 1, 6) == 'lease:' and (tonumber(f[i + 1]) or 0) > ms then
+      live[#live + 1] = sub(f[i], 7)
+    end
+  end
+  return live
+end
 
 -- ---- members: struct.pack('Bc0Lc0', #id, id, #payload, payload) -------------
 

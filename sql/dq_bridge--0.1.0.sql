@@ -107,15 +107,21 @@ CREATE TABLE @extschema@.dq_rotation (
 COMMENT ON TABLE @extschema@.dq_rotation IS
 'which outbox table takes new rows, and what was known of those emptied';
 
--- What is known to have reached Redis, per shard; at most one write a second.
+-- What is known to have reached Redis and to have left it, per shard; at most one
+-- write a second. The number is another each time, so that the key's index need
+-- not look at dead versions, which pile up while somebody holds a snapshot.
 CREATE TABLE @extschema@.dq_marks (
-  shard pg_catalog.int4 NOT NULL PRIMARY KEY,
-  applied pg_catalog.text NOT NULL,     -- snapshot
-  due pg_catalog.int8 NOT NULL,
-  mark pg_catalog.text NOT NULL
+  shard pg_catalog.int4 NOT NULL,
+  no pg_catalog.int8 NOT NULL,          -- counted up
+  source pg_catalog.int4 NOT NULL,      -- dq_source.no
+  applied pg_catalog.text NOT NULL,     -- snapshot whose operations are all in Redis
+  settled pg_catalog.text NOT NULL,     -- snapshot A, '' none: of the tasks it sees ...
+  due pg_catalog.int8 NOT NULL,         -- ... those due by then have been delivered
+  producers pg_catalog.text NOT NULL,   -- other sources that fed the shard then
+  PRIMARY KEY (shard, no)
 );
 COMMENT ON TABLE @extschema@.dq_marks IS
-'per shard: a snapshot whose operations were all in Redis';
+'per shard: which operations were all in Redis, and which of their tasks are delivered';
 
 CREATE TABLE @extschema@.dq_pauses (
   server pg_catalog.oid NOT NULL,

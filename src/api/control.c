@@ -56,8 +56,9 @@ queue_is_synced(DqQueue *queue, Snapshot snapshot)
 		DqFence		fence;
 		DqFenceRecord record;
 		DqReply    *error;
+		DqStatusArgs args = {.source = source->id};
 
-		dq_op_status_send(redis, &keys, source->id, NULL, 0, dq_now_ms());
+		dq_op_status_send(redis, &keys, &args);
 		dq_op_status_result(redis, &fence, &record, &error);
 		if (error)
 		{

@@ -1,9 +1,9 @@
 /*
  * rotate.c
- *	  Which outbox table takes new rows, the marks of what has reached Redis, and
- *	  the emptying of old tables as a whole (PO 16). Emptying gives the table new
- *	  storage under a conditional exclusive lock: nobody waits for it, no logical
- *	  TRUNCATE is written.
+ *	  Which outbox table takes new rows, and the emptying of old tables as a whole
+ *	  (PO 16). Emptying gives the table new storage under a conditional exclusive
+ *	  lock: nobody waits for it, no logical TRUNCATE is written. Called by the
+ *	  bridge.
  */
 #include "postgres.h"
 
@@ -39,15 +39,6 @@ enum
 	Anum_rotation_complete,
 	Anum_rotation_last_due,
 	Natts_rotation = Anum_rotation_last_due
-};
-
-enum
-{
-	Anum_marks_shard = 1,
-	Anum_marks_applied,
-	Anum_marks_due,
-	Anum_marks_mark,
-	Natts_marks = Anum_marks_mark
 };
 
 /* columns of an outbox table that the check reads */
@@ -161,66 +152,6 @@ dq_outbox_current(void)
 	return cached.current;
 }
 
-/* ---- marks ---- */
-
-static HeapTuple
-find_mark(Relation rel, Snapshot snapshot, int32 shard)
-{
-	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, snapshot, 0, NULL);
-	HeapTuple	tuple,
-				found = NULL;
-	bool		isnull;
-
-	while (found == NULL && HeapTupleIsValid(tuple = systable_getnext(scan)))
-		if (DatumGetInt32(heap_getattr(tuple, Anum_marks_shard, RelationGetDescr(rel),
-									   &isnull)) == shard)
-			found = heap_copytuple(tuple);
-	systable_endscan(scan);
-	return found;
-}
-
-void
-dq_mark_store(int32 shard, const DqSnapshot *applied, int64 due)
-{
-	Relation	rel = table_open(dq_extension_relation("dq_marks"), RowExclusiveLock);
-	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
-	HeapTuple	tuple = find_mark(rel, snapshot, shard);
-	Datum		values[Natts_marks];
-	bool		nulls[Natts_marks] = {0};
-	uint64		random;
-
-	UnregisterSnapshot(snapshot);
-	if (!pg_strong_random(&random, sizeof(random)))
-		random = (uint64) GetCurrentTimestamp();
-	if (tuple)
-		dq_store_delete(rel, tuple);
-	values[Anum_marks_shard - 1] = Int32GetDatum(shard);
-	values[Anum_marks_applied - 1] = CStringGetTextDatum(dq_snapshot_out(applied));
-	values[Anum_marks_due - 1] = Int64GetDatum(due);
-	values[Anum_marks_mark - 1] =
-		CStringGetTextDatum(psprintf("%016llx", (unsigned long long) random));
-	dq_store_insert(rel, values, nulls);
-	table_close(rel, RowExclusiveLock);
-}
-
-DqSnapshot *
-dq_mark_get(int32 shard, Snapshot snapshot)
-{
-	Relation	rel = table_open(dq_extension_relation("dq_marks"), AccessShareLock);
-	HeapTuple	tuple = find_mark(rel, snapshot, shard);
-	DqSnapshot *mark = NULL;
-
-	if (tuple)
-	{
-		bool		isnull;
-
-		mark = dq_snapshot_in(TextDatumGetCString(heap_getattr(tuple, Anum_marks_applied,
-															   RelationGetDescr(rel), &isnull)));
-	}
-	table_close(rel, AccessShareLock);
-	return mark;
-}
-
 /* ---- rotation ---- */
 
 static void
@@ -305,9 +236,9 @@ nothing_is_needed(Relation rel, Snapshot snapshot, int64 *last_due)
 		}
 		if (mark == NULL)
 		{
-			mark = dq_mark_get(shard, snapshot);
-			if (mark == NULL)
-				mark = dq_snapshot_in("");
+			DqMark		stored;
+
+			mark = dq_snapshot_in(dq_mark_get(shard, snapshot, &stored) ? stored.applied : "");
 			shards = lappend_int(shards, shard);
 			marks = lappend(marks, mark);
 		}

@@ -139,6 +139,7 @@ enum DqKeyNo					/* order of KEYS in every script */
 	DQ_KEY_OWNER,
 	DQ_KEY_TWINS,				/* dq:{N}:twins, keyless tasks with equal payloads */
 	DQ_KEY_HELD,				/* dq:{N}:held, tasks under a hold, ordered like pending ones */
+	DQ_KEY_GONE,				/* dq:{N}:gone, ids of other sources that were removed and are not here */
 	DQ_NUM_KEYS
 };
 
@@ -200,7 +201,8 @@ typedef enum DqStatus
 	DQ_POSITION,				/* the fence is somewhere else */
 	DQ_FROZEN,					/* not thawed yet */
 	DQ_OWNER,					/* somebody else owns the shard */
-	DQ_NODE						/* another source has this node number */
+	DQ_NODE,					/* another source has this node number */
+	DQ_WAITS					/* a producer has not reported yet */
 } DqStatus;
 
 typedef struct DqFence
@@ -232,6 +234,11 @@ typedef struct DqFenceRecord
 				quarantined,
 				overdue;
 	char	   *ready_type;		/* none, list, ... */
+	int64		held_due;		/* of the earliest held task, INT64_MAX: none */
+	bool		polled;			/* elements of the ready list may be held */
+	char	   *ready_first;	/* digest of its first element, if asked for */
+	bool		healed;			/* as a producer we have reported for the session */
+	char	   *producers;		/* that live, separated by spaces; told to the owner */
 } DqFenceRecord;
 
 #define DQ_MAX_APPLY_ARGS 11	/* arguments before the operations */
@@ -419,9 +426,16 @@ extern void dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
 						bool want_keys, bool want_fence, DqRange *range);
 
 /* Read the fence record; renews the lease if session is given and ours. */
-extern void dq_op_status_send(DqRedis *redis, const DqKeys *keys,
-							  const char *source, const char *session,
-							  int64 lease, int64 now);
+typedef struct DqStatusArgs
+{
+	const char *source;
+	const char *session;		/* NULL: only look; then nothing more is needed */
+	int64		lease;			/* ms */
+	bool		want_first;		/* digest of the ready list's first element */
+	bool		producer;
+	int64		replay_window;	/* ms */
+} DqStatusArgs;
+extern void dq_op_status_send(DqRedis *redis, const DqKeys *keys, const DqStatusArgs *args);
 extern void dq_op_status_result(DqRedis *redis, DqFence *fence,
 								DqFenceRecord *record, DqReply **error);
 
@@ -438,6 +452,7 @@ typedef struct DqEnterArgs
 	int64		expect_version; /* as seen by status */
 	bool		adopt;			/* take it from another owner whose lease is over */
 	bool		force;			/* ... or not over */
+	bool		freeze;			/* a producer's operations are missing there */
 } DqEnterArgs;
 extern void dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args);
 /* On DQ_OWNER and DQ_NODE *blame is the other source and its host */
@@ -453,8 +468,43 @@ extern bool *dq_op_holds_stand(DqRedis *redis, const char *queue, const DqKeys *
 extern int64 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys,
 						   const char *session, int64 floor, const char *source,
 						   const char *tokens, int n, DqFence *fence);
+/* producer: report; else open the shard. producers: of them, separated by spaces,
+ * each must have reported, besides those whose leases are alive. */
 extern void dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,
-							int64 floor, const char *source);
-extern void dq_op_thaw_result(DqRedis *redis, DqFence *fence, DqReply **error);
+							int64 floor, const char *source, bool producer,
+							const char *producers);
+/* On DQ_WAITS *who is the producer that has not reported. */
+extern void dq_op_thaw_result(DqRedis *redis, DqFence *fence, char **who, DqReply **error);
+
+/* How far a sweep has come; all zero: not begun */
+typedef struct DqSweep
+{
+	char		stage[4];		/* "" in a result: that was all */
+	char	   *score;
+	bytea	   *member;
+} DqSweep;
+
+/* One page of dropping own tasks that are known to be delivered (PO 15a). */
+typedef struct DqSweepArgs
+{
+	const char *session;
+	int64		floor;
+	const char *source;
+	const char *position;		/* where the fence must stand */
+	int64		due;			/* ms */
+	uint64		largest_id;		/* own ids are not larger */
+	int			limit;
+} DqSweepArgs;
+
+typedef struct DqSweepResult
+{
+	DqFence		fence;
+	int64		dropped;
+	DqSweep		next;
+} DqSweepResult;
+
+extern void dq_op_sweep_send(DqRedis *redis, const DqKeys *keys, const DqSweepArgs *args,
+							 const DqSweep *from);
+extern void dq_op_sweep_result(DqRedis *redis, DqSweepResult *result, DqReply **error);
 
 #endif							/* DQ_QUEUE_H */

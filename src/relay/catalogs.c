@@ -243,7 +243,10 @@ set_source(DqLink *link, const DqSource *source)
 		{
 			shard->lease_elsewhere = false;
 			shard->lease_seen = 0;
+			shard->marking.loaded = false;
+			shard->floor = -1;
 			dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+			dq_heal_reset(shard);
 		}
 		/* dq_adopt may have changed whose it is */
 		if (shard->state == DQ_SHARD_NOT_OWNER)
@@ -257,6 +260,7 @@ set_server(DqLink *link, DqServer *server, const DqSource *source)
 	MemoryContext caller = CurrentMemoryContext;
 
 	link->scan_interval = server->scan_interval;
+	link->replay_window = server->replay_window;
 	if (link->server_name)
 		pfree(link->server_name);
 	link->server_name = MemoryContextStrdup(link->context, server->name);

@@ -181,10 +181,16 @@ dq_blockers_look(DqLink *link)
 		find_blockers(link, shard);
 		shard->blockers_known = true;
 		if (shard->blockers != NIL && !told)
+		{
+			snprintf(shard->stats.last_error, DQ_ERROR_LEN,
+					 "due tasks wait for the end of transaction %u, whose removals Redis has lost",
+					 XidFromFullTransactionId(*(FullTransactionId *) linitial(shard->blockers)));
+			shard->stats.last_error_at = now;
+			shard->publish = true;
 			ereport(LOG,
-					(errmsg("dq_bridge: due tasks of shard \"%s\" wait for the end of transaction %u, whose removals Redis has lost",
-							shard->name,
-							XidFromFullTransactionId(*(FullTransactionId *) linitial(shard->blockers)))));
+					(errmsg("dq_bridge: shard \"%s\" of server \"%s\": %s",
+							shard->name, link->server_name, shard->stats.last_error)));
+		}
 		if (shard->blockers == NIL)
 			shard->looked = false;	/* the batch that thaws begins after this */
 	}

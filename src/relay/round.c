@@ -11,14 +11,12 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
-#include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #define ROUND_MS	100			/* a round returns after about this */
 #define SLICE_MS	20			/* reading rows, between which due tasks move */
-#define MARK_MS		5000
 #define BIG_PAGE	(512 * 1024)	/* more than a full page: one large task */
 
 void
@@ -185,44 +183,6 @@ dq_link_mark_down(DqLink *link, const char *message)
 	}
 }
 
-/* ---- housekeeping: marks and rotation, workers only ---- */
-
-/*
- * Asynchronous commit is enough: a lost mark is an older mark, which only keeps
- * an outbox table longer.
- */
-static void
-store_marks(DqLink *link)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	bool		begun = false;
-	ListCell   *lc;
-
-	foreach(lc, link->shards)
-	{
-		DqShard    *shard = lfirst(lc);
-
-		if (!shard->mark_wanted || shard->state != DQ_SHARD_OPEN || shard->batch ||
-			!TimestampDifferenceExceeds(shard->marked_at, now, MARK_MS))
-			continue;
-		if (!begun)
-		{
-			dq_link_begin(link);
-			(void) set_config_option("synchronous_commit", "off", PGC_USERSET,
-									 PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
-			begun = true;
-		}
-		dq_mark_store(shard->no, shard->prev, Min(shard->next_due - 1, dq_now_ms()));
-		shard->mark_wanted = false;
-		shard->marked_at = now;
-	}
-	if (begun)
-	{
-		DQ_POINT("mark.store");
-		dq_link_end(link);
-	}
-}
-
 /* ---- the round ---- */
 
 static long
@@ -246,9 +206,11 @@ time_to_wait(DqLink *link)
 			OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
 			shard->next_due != PG_INT64_MAX)
 			wait = Min(wait, Max(shard->next_due - now_ms, 0));
+		if (shard->state == DQ_SHARD_FROZEN && shard->thaw_at > now)
+			wait = Min(wait, TimestampDifferenceMilliseconds(now, shard->thaw_at));
 		if (shard->state == DQ_SHARD_UNKNOWN || shard->state == DQ_SHARD_RESYNC)
 			wait = 0;
-		wait = Min(wait, Max(link->scan_interval -
+		wait = Min(wait, Max(dq_look_interval(link, shard) -
 							 TimestampDifferenceMilliseconds(shard->status_at, now), 0));
 	}
 	return (long) wait;
@@ -292,6 +254,6 @@ dq_link_round(DqLink *link)
 	if (!more)
 		dq_link_look(link);
 	if (link->own_xact)
-		store_marks(link);
+		dq_marks_store(link);
 	return more ? 0 : time_to_wait(link);
 }
