@@ -138,8 +138,8 @@ not_owner(DqLink *link, DqShard *shard, const char *why)
 			 errhint("dq_adopt() makes this database the owner.")));
 }
 
-static bool
-wants_look(DqLink *link, DqShard *shard, TimestampTz now)
+bool
+dq_shard_wants_look(const DqLink *link, const DqShard *shard, TimestampTz now)
 {
 	if (shard->blocked_until > now)
 		return false;
@@ -346,7 +346,7 @@ dq_shards_enter(DqLink *link)
 	{
 		DqShard    *shard = lfirst(lc);
 
-		if (!wants_look(link, shard, now))
+		if (!dq_shard_wants_look(link, shard, now))
 			continue;
 		dq_op_status_send(link->redis, &shard->keys, &look);
 		shard->status_at = now;

@@ -524,11 +524,13 @@ receive_sweep(DqLink *link, DqRequest *request)
 		dq_heal_received(shard, &result);
 }
 
-/* All that is in flight. A shard whose page was refused looks where its fence is. */
+/*
+ * The first n of what is in flight. A shard whose page was refused looks where its
+ * fence is.
+ */
 void
-dq_exchange_receive(DqLink *link)
+dq_exchange_receive(DqLink *link, int n)
 {
-	int			n = link->nrequests;
 	int			i;
 	ListCell   *lc;
 
@@ -557,7 +559,8 @@ dq_exchange_receive(DqLink *link)
 		}
 		MemoryContextSwitchTo(old);
 	}
-	link->nrequests = 0;
+	link->nrequests -= n;
+	memmove(link->requests, link->requests + n, link->nrequests * sizeof(DqRequest));
 
 	foreach(lc, link->shards)
 	{

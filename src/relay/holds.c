@@ -290,6 +290,30 @@ resolve(DqLink *link, DqShard *shard)
 	return false;
 }
 
+/* Would a look show anything new? */
+static bool
+wants_resolving(const DqShard *shard, TimestampTz now)
+{
+	return shard->holds_due && shard->state == DQ_SHARD_OPEN && !shard->producer &&
+		shard->seen_here && shard->blocked_until <= now &&
+		(shard->holds_anew || (shard->holds_cursor[0] != '\0' && shard->holds_cursor[0] != '0') ||
+		 shard->holds_seen != shard->stats.relayed_xmin);
+}
+
+bool
+dq_holds_wanted(const DqLink *link)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	ListCell   *lc;
+
+	if (dq_rollbacks() != link->rollbacks)
+		return true;
+	foreach(lc, link->shards)
+		if (wants_resolving(lfirst(lc), now))
+			return true;
+	return false;
+}
+
 /* Put back what was left behind; true if a shard was looked at. */
 bool
 dq_holds_resolve(DqLink *link)
@@ -305,12 +329,7 @@ dq_holds_resolve(DqLink *link)
 
 		if (rollbacks != link->rollbacks)
 			shard->holds_due = shard->holds_anew = true;
-		if (!shard->holds_due || shard->state != DQ_SHARD_OPEN || shard->producer ||
-			!shard->seen_here || shard->blocked_until > now)
-			continue;
-		/* the same again would show the same */
-		if (!shard->holds_anew && shard->holds_cursor[0] == '0' &&
-			shard->holds_seen == shard->stats.relayed_xmin)
+		if (!wants_resolving(shard, now))
 			continue;
 		shard->holds_anew = false;
 		shard->holds_seen = shard->stats.relayed_xmin;

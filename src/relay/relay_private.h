@@ -302,6 +302,7 @@ extern void dq_link_messages(DqLink *link);
 
 /* enter.c */
 extern void dq_shards_enter(DqLink *link);
+extern bool dq_shard_wants_look(const DqLink *link, const DqShard *shard, TimestampTz now);
 extern void dq_shard_forget(DqShard *shard, DqShardState state);
 extern void dq_shard_adopt_fence(DqShard *shard, const DqFence *fence,
 								 const DqFenceRecord *record);
@@ -333,6 +334,7 @@ extern bool dq_resolve_elements(DqLink *link);
 /* holds.c */
 extern void dq_blockers_look(DqLink *link);
 extern bool dq_shard_may_thaw(const DqShard *shard);
+extern bool dq_holds_wanted(const DqLink *link);
 extern bool dq_holds_resolve(DqLink *link);
 
 /* producers.c */
@@ -368,7 +370,7 @@ extern bool dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fen
 /* Backends have seen replies as well: take over what they know (PO 7). */
 extern void dq_shard_share_floor(DqShard *shard);
 extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */
-extern void dq_exchange_receive(DqLink *link);
+extern void dq_exchange_receive(DqLink *link, int n);	/* the first n replies */
 extern void dq_shard_note_error(DqLink *link, DqShard *shard, const char *message,
 								bool transient);
 /* its page breaks the connection: out of the way for ten seconds */
