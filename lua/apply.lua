@@ -153,7 +153,7 @@ while at <= stop do
     if op == 'r' then
       n, known = remove_write(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
     elseif op == 'c' then
-      call('HDEL', HOLD, ARGV[at + 1])
+      consume_write(ARGV[at + 1])
     else
       local place = call('HGET', INDEX, 'k' .. ARGV[at + 1])
       local m = place and #place == 14 and seek(place_due(place), sub(place, 7))

@@ -4,8 +4,8 @@
 --
 -- ARGV 1 source, 2 session ('': only look), 3 lease (ms), 4 now (ms).
 -- Reply: common part, prev, cur, old, writer, owner's source, place, host,
--- database, lease until (ms), Redis's clock (us), pending, held, ready,
--- quarantined, overdue, type of the ready key.
+-- database, lease until (ms), Redis's clock (us), pending, holds, ready,
+-- quarantined, overdue, type of the ready key, held tasks and elements.
 -- Cost: O(log N).
 local source = ARGV[1]
 local wrong = types()
@@ -46,4 +46,4 @@ elseif kind == 'stream' then ready = call('XLEN', READY) end
 return reply(OK, source, f[1] or '', f[2] or '', f[3] or '', f[4] or '',
   o[1] or '', o[2] or '', o[3] or '', o[4] or '', o[5] or '0', us,
   call('ZCARD', PENDING), call('HLEN', HOLD), ready, call('HLEN', BAD),
-  call('ZCOUNT', PENDING, '-inf', ARGV[4]), kind)
+  call('ZCOUNT', PENDING, '-inf', ARGV[4]), kind, held_count())
