@@ -170,7 +170,7 @@ while at <= stop do
       n, known = remove_write(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
       if n == 0 then bury_write(ARGV[at + 1]) end
     elseif op == 'c' then
-      call('HDEL', HOLD, ARGV[at + 1])
+      consume_write(ARGV[at + 1])
     else
       -- also of an offer whose task was removed: what it replaced stays replaced
       local key = op == 'k' and ARGV[at + 4] or ARGV[at + 1]

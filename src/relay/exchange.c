@@ -461,7 +461,7 @@ receive_status(DqLink *link, DqRequest *request)
 	if (!dq_shard_note_fence(link, shard, &fence))
 		return;
 	/* what a dead session has left; nobody told us */
-	if (record.held > 0)
+	if (record.holds > 0)
 		shard->holds_due = shard->holds_anew = true;
 	/* PO 5a holds for an idle reply as well: who wrote the fence last? */
 	if (shard->pages_in_flight == 0 && !shard->broken &&
