@@ -35,6 +35,9 @@ extern char *dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *k
 /* The same for op DQ_OP_RESCHEDULE; shard >= 0: dq_shards.no where a keyless one goes. */
 extern char *dq_offer_record_as(DqQueue *queue, char op, int32 shard, bytea *payload,
 								int64 due, bytea *key);
+/* Its checks, and the row for dq_outbox_insert; returns which shard, from 0. */
+extern int	dq_offer_prepare(DqQueue *queue, char op, int32 shard, bytea *payload, int64 due,
+							 bytea *key, DqRow *row);
 /* The due instants that dq_offer and dq_offer_at accept. */
 extern int64 dq_due_of_delay(Interval *delay);
 /* Due instant of a delay counted from the clock now. */

@@ -69,6 +69,18 @@ dq_offer_record_as(DqQueue *queue, char op, int32 shard_no, bytea *payload, int6
 				   bytea *key)
 {
 	DqRow		row;
+
+	(void) dq_offer_prepare(queue, op, shard_no, payload, due, key, &row);
+	dq_outbox_insert(&row, queue->serverid);
+	DQ_POINT("offer.recorded");
+	return dq_id_out(due, row.id);
+}
+
+/* All checks, and the row that dq_outbox_insert is to write. */
+int
+dq_offer_prepare(DqQueue *queue, char op, int32 shard_no, bytea *payload, int64 due,
+				 bytea *key, DqRow *row)
+{
 	int			shard = 0;
 
 	if (VARSIZE_ANY_EXHDR(payload) > DQ_MAX_PAYLOAD)
@@ -86,20 +98,22 @@ dq_offer_record_as(DqQueue *queue, char op, int32 shard_no, bytea *payload, int6
 		dq_raise_outage(queue);
 	DQ_POINT("offer.begin");
 	dq_shards_resolve(queue);
-	memset(&row, 0, sizeof(row));
-	row.seq = dq_outbox_next(&row.id);
+	memset(row, 0, sizeof(*row));
+	row->seq = dq_outbox_next(&row->id);
 	DQ_POINT("offer.numbered");
 	if (queue->nshards > 1)
 		shard = key ? dq_shard_of_key(VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key), queue->nshards)
-			: (int) (row.seq % queue->nshards);
-	row.shard = !key && shard_no >= 0 ? shard_no : queue->shard_no[shard];
-	row.op = op;
-	row.due = due;
-	row.key = key;
-	row.payload = payload;
-	dq_outbox_insert(&row, queue->serverid);
-	DQ_POINT("offer.recorded");
-	return dq_id_out(due, row.id);
+			: (int) (row->seq % queue->nshards);
+	/* a task that moves and has no key stays where it is, if that is still a shard */
+	for (int i = 0; i < queue->nshards && !key && shard_no >= 0; i++)
+		if (queue->shard_no[i] == shard_no)
+			shard = i;
+	row->shard = !key && shard_no >= 0 ? shard_no : queue->shard_no[shard];
+	row->op = op;
+	row->due = due;
+	row->key = key;
+	row->payload = payload;
+	return shard;
 }
 
 static void
