@@ -19,9 +19,8 @@
 PG_FUNCTION_INFO_V1(dq_reschedule);
 PG_FUNCTION_INFO_V1(dq_reschedule_at);
 
-/* Payload bytes of a member in either of Redisson's packings. */
-static bytea *
-member_payload(const bytea *member)
+bytea *
+dq_member_payload(const bytea *member)
 {
 	const unsigned char *m = (const unsigned char *) VARDATA_ANY(member);
 	size_t		len = VARSIZE_ANY_EXHDR(member);
@@ -88,7 +87,7 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 	}
 	else if (taken.in_redis)
 	{
-		payload = member_payload(taken.member);
+		payload = dq_member_payload(taken.member);
 		key = taken.key;
 		shard = taken.shard;
 	}

@@ -50,6 +50,17 @@ extern void dq_columns_store_task(DqColumns *columns, TupleTableSlot *slot, int 
 extern void dq_columns_store_row(DqColumns *columns, TupleTableSlot *slot, int shard,
 								 const DqRow *row, DqStorePart part);
 
+/* ---- identity.c: rows of a scan that UPDATE or DELETE reads ----------------------- */
+
+typedef struct DqIdentities DqIdentities;
+
+/* As long as the context lives */
+extern DqIdentities *dq_identities_create(MemoryContext context);
+/* The filled slot, whose values become a row that says where its task is */
+extern void dq_identity_store_task(DqIdentities *identities, TupleTableSlot *slot,
+								   int shard, const DqTask *task);
+extern void dq_identity_store_row(TupleTableSlot *slot, int shard, const DqRow *row);
+
 /* ---- scan.c ------------------------------------------------------------------- */
 
 /* What EXPLAIN ANALYZE tells of a finished scan */

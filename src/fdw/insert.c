@@ -56,14 +56,6 @@ read_row(DqModify *modify, DqQueue *queue, TupleTableSlot *slot, DqOffered *offe
 										 DatumGetTimestampTz(value) : GetCurrentTimestamp());
 }
 
-/* Does anybody look at the row as it is stored? */
-static bool
-is_looked_at(const DqModify *modify, const ResultRelInfo *rinfo)
-{
-	return modify->checks || rinfo->ri_projectReturning || rinfo->ri_WithCheckOptions ||
-		(rinfo->ri_TrigDesc && rinfo->ri_TrigDesc->trig_insert_after_row);
-}
-
 static void
 prepare(DqModify *modify, EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot,
 		DqRow *row)
@@ -75,7 +67,7 @@ prepare(DqModify *modify, EState *estate, ResultRelInfo *rinfo, TupleTableSlot *
 	offered.shard = dq_offer_prepare(queue, DQ_OP_OFFER, -1, offered.payload, offered.due,
 									 offered.key, row);
 	offered.id = row->id;
-	if (is_looked_at(modify, rinfo))
+	if (dq_modify_is_seen(modify, rinfo))
 		dq_modify_show(modify, estate, rinfo, slot, &offered);
 }
 

@@ -42,6 +42,7 @@ typedef struct QueueScan
 								 * empty */
 	DqColumns  *columns;
 	bool		filter_first;	/* see passes() */
+	DqIdentities *identities;	/* rows say where their tasks are; NULL: no need */
 
 	Snapshot	snapshot;		/* of the outbox, registered; NULL: no scan yet */
 
@@ -124,6 +125,9 @@ dq_scan_begin(ForeignScanState *node, int eflags)
 	state->nshards = queue->nshards;
 	state->columns = dq_columns_describe(queue, RelationGetDescr(rel),
 										 list_nth(plan->fdw_private, DQ_SCAN_ATTRS));
+
+	if (plan->fsSystemCol)
+		state->identities = dq_identities_create(state->context);
 
 	/* a volatile filter must not be asked twice */
 	if (plan->scan.plan.qual != NIL &&
@@ -273,6 +277,8 @@ dq_scan_iterate(ForeignScanState *node)
 					dq_columns_store_row(state->columns, slot, state->shard, &row,
 										 DQ_STORE_LATE);
 				}
+				if (state->identities)
+					dq_identity_store_row(slot, state->shard, &row);
 				return slot;
 			}
 			state->show_unsent = false;
@@ -296,6 +302,8 @@ dq_scan_iterate(ForeignScanState *node)
 				dq_columns_store_task(state->columns, slot, state->shard, found,
 									  DQ_STORE_LATE);
 			}
+			if (state->identities)
+				dq_identity_store_task(state->identities, slot, state->shard, found);
 			return slot;
 		}
 
