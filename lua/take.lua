@@ -2,27 +2,25 @@
 -- what hold.lua does for one.
 --
 -- ARGV 1 session, 2 floor, 3 source, 4 incarnation, 5 xid, 6 subxid, 7 most bytes of
---   members; then of each task, best in the order in which they are pending: score, 'n'
---   (new format) or 'o' (old) with the id's bytes behind it, token (16 bytes), token
---   that may be taken over ('' none).
+--   members; then of each task, best in the order in which they are pending: score;
+--   token (16 bytes), token that may be taken over (16 bytes, spaces: none), and the
+--   member's first bytes up to the end of the id.
 -- Reply: common part, the fence's prev, cur and old snapshots, owner's source and place,
 -- how many tasks were looked at (the bytes are the bound); then of each of them member
--- ('' not there), score, key ('-' none, else '+'..key), and if another hold stands its
--- record without body and its token (else '').
--- Safe twice: under the same token it is the same hold. Cost: ~6 us a task.
+-- ('' not there) and '' (it is held now), 'k'..key (the same of a keyed one), or 'h',
+-- token and record without body of another hold that stands.
+-- Safe twice: under the same token it is the same hold. Cost: ~7 us a task.
 local source = ARGV[3]
 local wrong = types()
 if wrong then return wrong end
 local FIRST = 8
-if (#ARGV - FIRST + 1) % 4 ~= 0 then return redis.error_reply('ERR dq_bridge: tasks of a wrong shape') end
-for i = FIRST, #ARGV, 4 do
-  if #ARGV[i + 2] ~= 16 then return redis.error_reply('ERR dq_bridge: token of a wrong length') end
-  if not tonumber(ARGV[i]) or #ARGV[i + 1] > 256 then
+for i = FIRST, #ARGV, 2 do
+  if not tonumber(ARGV[i]) or #(ARGV[i + 1] or '') < 33 then
     return redis.error_reply('ERR dq_bridge: no place of a task')
   end
 end
 local o = call('HMGET', OWNER, 'source', 'place')
-local s = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source)
+local s = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source, 'indexed')
 local function answer(status, n)
   return reply(status, source, s[1] or '', s[2] or '', s[3] or '', o[1] or '', o[2] or '', n)
 end
@@ -42,7 +40,7 @@ local function fill(...)
   at, hits = 1, 0
 end
 
-local function look(due, prefix, kind)
+local function look(due, prefix)
   local d, long = tonumber(due), #prefix
   local searched = false
   if last and (d < last or (d == last and before(prefix, last_prefix))) then
@@ -56,13 +54,10 @@ local function look(due, prefix, kind)
       if score == d then
         local p = sub(m, 1, long)
         if p == prefix then
-          if parse(m) == kind then
-            at, hits = at + 2, hits + 1
-            return m, window[at - 1]
-          end
-        elseif before(prefix, p) then
-          return nil
+          at, hits = at + 2, hits + 1
+          return m, window[at - 1]
         end
+        if before(prefix, p) then return nil end
       end
       at = at + 2
     end
@@ -88,41 +83,47 @@ local function look(due, prefix, kind)
 end
 
 -- The same among held ones, whose tokens stand behind them.
-local function look_held(due, prefix, kind)
-  local rank, long, d = lower_bound(HELD, due, prefix), #prefix, tonumber(due)
-  local some = call('ZRANGE', HELD, rank, rank + 3, 'WITHSCORES')
-  for i = 1, #some, 2 do
-    local m = sub(some[i], 1, -17)
-    if tonumber(some[i + 1]) ~= d or sub(m, 1, long) ~= prefix then return nil end
-    if parse(m) == kind then return m, some[i + 1], sub(some[i], -16) end
+local function look_held(due, prefix)
+  local at = lower_bound(HELD, due, prefix)
+  local m = call('ZRANGE', HELD, at, at, 'WITHSCORES')
+  if m[1] and tonumber(m[2]) == tonumber(due) and sub(m[1], 1, #prefix) == prefix then
+    return sub(m[1], 1, -17), m[2], sub(m[1], -16)
   end
 end
 
 local held = call('ZCARD', HELD) > 0
 local n, bytes, most = 0, 0, tonumber(ARGV[7])
-local members, scores, holders = {}, {}, {}
-for i = FIRST, #ARGV, 4 do
-  local due, kind, prefix = ARGV[i], sub(ARGV[i + 1], 1, 1), sub(ARGV[i + 1], 2)
-  if kind == 'n' then prefix = char(#prefix) .. prefix end
-  local m, score = look(due, prefix, kind)
-  local holder
-  if not m and held then m, score, holder = look_held(due, prefix, kind) end
+local members, scores, holders, pending = {}, {}, {}, {}
+for i = FIRST, #ARGV, 2 do
+  local due, prefix = ARGV[i], sub(ARGV[i + 1], 33)
+  local m, score = window[at], window[at + 1]
   n = n + 1
-  members[n], scores[n], holders[n] = m or '', score or '', holder or false
+  if score == due and sub(m, 1, #prefix) == prefix then
+    at, hits = at + 2, hits + 1
+    last, last_prefix = tonumber(due), prefix
+  else
+    m, score = look(due, prefix)
+  end
+  if m then
+    pending[#pending + 1] = m
+  elseif held then
+    m, score, holders[n] = look_held(due, prefix)
+  end
+  members[n], scores[n] = m or '', score
   bytes = bytes + #members[n]
   if bytes > most then break end
 end
 
--- What the index says of them: their keys, and whether it counts them.
+-- What the index says of them: their keys, and whether it counts them. If it counts
+-- all that is pending it need not be asked of each.
 local keys, known = {}, {}
+local all = tonumber(s[4] or '0') == call('ZCARD', PENDING)
 local ask, which, t = {}, {}, 0
-local ids, payloads = {}, {}
 if call('EXISTS', INDEX) == 1 then
   for i = 1, n do
-    local kind, id, payload = parse(members[i])
-    if kind == 'n' and #id == 8 then
+    if byte(members[i], 1) == 8 then
       t = t + 1
-      ask[t], which[t], ids[t], payloads[t] = 'i' .. id, i, id, payload
+      ask[t], which[t] = 'i' .. sub(members[i], 2, 9), i
     end
   end
 end
@@ -130,22 +131,28 @@ if t > 0 then
   local found = call('HMGET', INDEX, unpack(ask))
   local field, of, f = {}, {}, 0
   for j = 1, t do
+    local i = which[j]
     if found[j] then
-      keys[which[j]], known[which[j]] = found[j], true
+      keys[i], known[i] = found[j], 1
+    elseif all then
+      known[i] = 1
     else
-      f = f + 1
-      field[f], of[f] = payload_field(payloads[j]), j
+      local kind, _, payload = parse(members[i])
+      if kind == 'n' then
+        f = f + 1
+        field[f], of[f] = payload_field(payload), i
+      end
     end
   end
   if f > 0 then
     local places = call('HMGET', INDEX, unpack(field))
     for k = 1, f do
-      local j, place = of[k], places[k]
+      local i, place = of[k], places[k]
+      local id = sub(members[i], 2, 9)
       if place == 't' then
-        known[which[j]] = call('ZSCORE', TWINS,
-          twin(field[k], six(tonumber(scores[which[j]])) .. ids[j])) ~= false
-      elseif place then
-        known[which[j]] = sub(place, 7) == ids[j]
+        if call('ZSCORE', TWINS, twin(field[k], six(tonumber(scores[i])) .. id)) then known[i] = 1 end
+      elseif place and sub(place, 7) == id then
+        known[i] = 1
       end
     end
   end
@@ -156,31 +163,36 @@ call('HINCRBY', FENCE, 'ver:' .. source, 1)
 call('ZREM', PENDING, NOTHING)
 call('ZREM', HELD, NOTHING)
 call('HDEL', HOLD, NOTHING)
-local hset, zadd, zrem, freed, tokens, heads = {}, {}, {}, {}, {}, {}
-local h, z, indexed = 0, 0, 0
+call('ZREMRANGEBYRANK', PENDING, 1, 0)
+local out = answer(OK, n)
+local e = #out
+local hset, zadd, freed = {}, {}, {}
+local h, indexed = 0, 0
+local head = record(source, ARGV[4], ARGV[5], ARGV[6], 'h', 0, '', '', '')
+head = sub(head, 1, -3)
 for i = 1, n do
-  local a = FIRST + 4 * (i - 1)
-  local token, holder = ARGV[a + 2], holders[i]
-  if members[i] ~= '' and holder ~= token then
-    local count = known[i]
+  local m, what = members[i], ARGV[FIRST + 2 * i - 1]
+  local token, holder = sub(what, 1, 16), holders[i]
+  out[e + 1], out[e + 2] = m, keys[i] and 'k' .. keys[i] or ''
+  e = e + 2
+  if m ~= '' and holder ~= token then
+    local count, take = known[i] or 0, true
     if holder then
       local other = hold(holder)
-      if other and holder ~= ARGV[a + 3] then
-        tokens[i], heads[i] = holder, other.head
+      if other and holder ~= sub(what, 17, 32) then
+        out[e] = 'h' .. holder .. other.head
+        take = false
       else
-        count = other and other.known
+        count = other and other.known and 1 or 0
         freed[#freed + 1] = holder
-        call('ZREM', HELD, members[i] .. holder)
+        call('ZREM', HELD, m .. holder)
       end
     else
-      zrem[#zrem + 1] = members[i]
-      if count then indexed = indexed - 1 end
+      indexed = indexed - count
     end
-    if not tokens[i] then
-      hset[h + 1] = token
-      hset[h + 2] = record(source, ARGV[4], ARGV[5], ARGV[6], 'h', 0, scores[i], count and 1 or 0,
-        members[i])
-      zadd[h + 1], zadd[h + 2] = scores[i], members[i] .. token
+    if take then
+      hset[h + 1], hset[h + 2] = token, head .. scores[i] .. '|' .. count .. '|' .. m
+      zadd[h + 1], zadd[h + 2] = scores[i], m .. token
       h = h + 2
     end
   end
@@ -190,15 +202,15 @@ if h > 0 then
   call('ZADD', HELD, unpack(zadd))
 end
 if #freed > 0 then call('HDEL', HOLD, unpack(freed)) end
-if #zrem > 0 then call('ZREM', PENDING, unpack(zrem)) end
-if indexed ~= 0 then call('HINCRBY', FENCE, 'indexed', indexed) end
-
-local out = answer(OK, n)
-local e = #out
-for i = 1, n do
-  out[e + 1], out[e + 2] = members[i], scores[i]
-  out[e + 3] = keys[i] and '+' .. keys[i] or '-'
-  out[e + 4], out[e + 5] = heads[i] or '', tokens[i] or ''
-  e = e + 5
+local p = #pending
+if p > 0 then
+  -- one after the other they go faster
+  local from = p > 8 and call('ZRANK', PENDING, pending[1])
+  if from and call('ZRANK', PENDING, pending[p]) == from + p - 1 then
+    call('ZREMRANGEBYRANK', PENDING, from, from + p - 1)
+  else
+    call('ZREM', PENDING, unpack(pending))
+  end
 end
+if indexed ~= 0 then call('HINCRBY', FENCE, 'indexed', indexed) end
 return out

@@ -105,6 +105,8 @@ typedef struct DqMember
 	bool		recorded;		/* its removal is */
 } DqMember;
 
+extern int64 dq_member_due(const DqMember *member);
+
 typedef struct DqTaker DqTaker;
 /* For one statement. */
 extern DqTaker *dq_taker_create(MemoryContext context, Oid relid);

@@ -8,6 +8,8 @@
  */
 #include "postgres.h"
 
+#include <math.h>
+
 #include "api/api.h"
 #include "compat.h"
 #include "shared/points.h"
@@ -324,8 +326,6 @@ take_own(DqTaker *taker, DqQueue *queue, DqMember *member)
 	}
 	old = MemoryContextSwitchTo(taker->page);
 	member->take.member = dq_member_make(own.id, own.payload);
-	member->take.member_due = own.due;
-	member->take.member_score = (double) own.due;
 	member->take.key = own.key ? (bytea *) pg_detoast_datum_copy((struct varlena *) own.key) : NULL;
 	MemoryContextSwitchTo(old);
 	member->state = DQ_MEMBER_OWN;
@@ -456,6 +456,17 @@ dq_taker_take(DqTaker *taker, DqMember *members, int n)
 	pfree(tokens);
 }
 
+/* ms, rounded up */
+int64
+dq_member_due(const DqMember *member)
+{
+	double		due = ceil(member->take.score);
+
+	if (isnan(due) || due >= 9.2e18)
+		return PG_INT64_MAX;
+	return due <= -9.2e18 ? PG_INT64_MIN : (int64) due;
+}
+
 /* ---- one, with all the waiting it needs ---------------------------------------------- */
 
 /* As for a row lock. */
@@ -563,13 +574,13 @@ dq_taker_remove(DqTaker *taker, DqMember *member)
 			return false;
 		if (member->state == DQ_MEMBER_OWN)
 		{
-			dq_record_member(queue, shard, member->take.member_due, member->take.member, NULL);
+			dq_record_member(queue, shard, dq_member_due(member), member->take.member, NULL);
 			break;
 		}
 		/* PO 7: of a hold that Redis may have lost nothing is written */
 		if (dq_hold_writing(shard, member->session.session))
 		{
-			dq_record_member(queue, shard, member->take.member_due, member->take.member,
+			dq_record_member(queue, shard, dq_member_due(member), member->take.member,
 							 member->take.token);
 			dq_hold_written();
 			dq_hold_keep(member->take.token);

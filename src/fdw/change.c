@@ -50,7 +50,7 @@ describe(const DqMember *member, DqTask *task)
 	bytea	   *payload = dq_member_payload(take->member);
 
 	memset(task, 0, sizeof(*task));
-	task->score = take->member_score;
+	task->score = take->score;
 	task->member = data;
 	task->member_len = VARSIZE_ANY_EXHDR(take->member);
 	task->readable = true;
@@ -131,7 +131,7 @@ new_task(DqModify *modify, DqQueue *queue, ResultRelInfo *rinfo, TupleTableSlot 
 	bool		isnull;
 
 	memset(offered, 0, sizeof(*offered));
-	offered->due = member->take.member_due;
+	offered->due = dq_member_due(member);
 	offered->key = member->take.key;
 	if (is_set(modify, rinfo, slot, DQ_COL_DUE_AT, &value, &isnull))
 	{

@@ -394,8 +394,6 @@ typedef struct DqTake
 	/* answer */
 	bool		answered;
 	bytea	   *member;			/* NULL: it is not there */
-	int64		member_due;		/* ms, rounded up */
-	double		member_score;
 	bytea	   *key;			/* NULL: keyless, or not known to the index */
 	bool		held;			/* another hold stands, and this is whose */
 	DqHold		holder;
@@ -422,13 +420,16 @@ typedef struct DqTakeResult
 } DqTakeResult;
 
 /*
- * Hold tasks of one shard: a pipeline of scripts of some hundred tasks. Those that
- * are not answered (the status is not DQ_OK, or the bytes were too many) may be asked
- * for again. Cheapest in order of due and id.
+ * Hold tasks of one shard: a pipeline of scripts of some hundred tasks. Each answer is
+ * given to `taken` while Redis works on the next. Tasks that are not answered (the
+ * status is not DQ_OK, or the bytes were too many) may be asked for again. Cheapest in
+ * order of score and id.
  */
+typedef void (*DqTakenCallback) (void *arg, DqTake **tasks, int n,
+								 const DqTakeResult *result);
 extern void dq_op_take(DqRedis *redis, const char *queue, const DqKeys *keys,
 					   const DqTakeArgs *args, DqTake **tasks, int n,
-					   DqTakeResult *result);
+					   DqTakenCallback taken, void *arg);
 
 /* One bounded step of the search by payload among tasks the index does not know;
  * true when it has ended (found or not). The cursor begins as NULL, NULL. */

@@ -12,9 +12,10 @@
 #define SCRIPTS_IN_FLIGHT	8
 
 #define TAKE_ARGS		7
-#define ARGS_PER_TASK	4
+#define ARGS_PER_TASK	2
 #define TAKE_ELEMENTS	(FENCE_ELEMENTS + 6)
-#define ELEMENTS_PER_TASK	5
+#define ELEMENTS_PER_TASK	2
+#define MAX_ID			255
 
 static void
 send_tasks(DqRedis *redis, const DqKeys *keys, const DqTakeArgs *args, DqTake **tasks, int n)
@@ -24,8 +25,11 @@ send_tasks(DqRedis *redis, const DqKeys *keys, const DqTakeArgs *args, DqTake **
 				incarnation[24],
 				xid[24],
 				subxid[24];
-	char	  (*scores)[32] = palloc(n * sizeof(*scores));
-	char	  **ids = palloc(n * sizeof(*ids));
+	struct
+	{
+		char		score[32];
+		char		place[2 * DQ_TOKEN_LEN + 1 + MAX_ID];
+	}		   *text = palloc(n * sizeof(*text));
 	int			at = TAKE_ARGS;
 
 	snprintf(incarnation, sizeof(incarnation), UINT64_FORMAT, args->incarnation);
@@ -42,21 +46,26 @@ send_tasks(DqRedis *redis, const DqKeys *keys, const DqTakeArgs *args, DqTake **
 	{
 		const DqTake *task = tasks[i];
 
-		snprintf(scores[i], sizeof(scores[i]), "%.17g", task->score);
-		a[at++] = DQ_ARG(scores[i]);
-		ids[i] = palloc(1 + task->idlen);
-		ids[i][0] = task->old ? 'o' : 'n';
-		memcpy(ids[i] + 1, task->id, task->idlen);
-		a[at++] = DQ_ARG_LEN(ids[i], 1 + task->idlen);
-		a[at++] = DQ_ARG_LEN(task->token, DQ_TOKEN_LEN);
-		a[at++] = DQ_ARG_LEN(task->from, task->take_over ? DQ_TOKEN_LEN : 0);
+		char	   *p = text[i].place;
+
+		snprintf(text[i].score, sizeof(text[i].score), "%.17g", task->score);
+		a[at++] = DQ_ARG(text[i].score);
+		memcpy(p, task->token, DQ_TOKEN_LEN);
+		p += DQ_TOKEN_LEN;
+		if (task->take_over)
+			memcpy(p, task->from, DQ_TOKEN_LEN);
+		else
+			memset(p, ' ', DQ_TOKEN_LEN);
+		p += DQ_TOKEN_LEN;
+		if (!task->old)
+			*p++ = (char) task->idlen;
+		memcpy(p, task->id, task->idlen);
+		p += task->idlen;
+		a[at++] = DQ_ARG_LEN(text[i].place, p - text[i].place);
 	}
 	send_script(redis, DQ_SCRIPT_TAKE, keys, at, a);
 	pfree(a);
-	for (int i = 0; i < n; i++)
-		pfree(ids[i]);
-	pfree(ids);
-	pfree(scores);
+	pfree(text);
 }
 
 static void
@@ -88,53 +97,59 @@ read_tasks(DqReply *reply, DqTake **tasks, int n, DqTakeResult *result)
 		if (e[0].len == 0)
 			continue;
 		task->member = reply_bytes(reply, at);
-		task->member_score = strtod(e[1].str, NULL);
-		task->member_due = reply_score(reply, at + 1);
-		if (e[2].len > 0 && e[2].str[0] == '+')
+		if (e[1].len == 0)
+			continue;
+		if (e[1].str[0] == 'k')
 		{
-			task->key = palloc(VARHDRSZ + e[2].len - 1);
-			SET_VARSIZE(task->key, VARHDRSZ + e[2].len - 1);
-			memcpy(VARDATA(task->key), e[2].str + 1, e[2].len - 1);
+			task->key = palloc(VARHDRSZ + e[1].len - 1);
+			SET_VARSIZE(task->key, VARHDRSZ + e[1].len - 1);
+			memcpy(VARDATA(task->key), e[1].str + 1, e[1].len - 1);
 		}
-		if (e[4].len == DQ_TOKEN_LEN)
-			task->held = read_hold(reply_text(reply, at + 3), e[4].str, &task->holder);
+		else if (e[1].len > DQ_TOKEN_LEN)
+			task->held = read_hold(pnstrdup(e[1].str + 1 + DQ_TOKEN_LEN,
+											e[1].len - 1 - DQ_TOKEN_LEN),
+								   e[1].str + 1, &task->holder);
 	}
 	dq_reply_free(reply);
 }
 
 void
 dq_op_take(DqRedis *redis, const char *queue, const DqKeys *keys, const DqTakeArgs *args,
-		   DqTake **tasks, int n, DqTakeResult *result)
+		   DqTake **tasks, int n, DqTakenCallback taken, void *arg)
 {
+	int			sent = 0;
+	int			received = 0;
+
 	for (int i = 0; i < n; i++)
 		tasks[i]->answered = false;
-	for (int from = 0; from < n; from += TASKS_PER_SCRIPT * SCRIPTS_IN_FLIGHT)
+	while (received < n)
 	{
-		int			to = Min(n, from + TASKS_PER_SCRIPT * SCRIPTS_IN_FLIGHT);
-		bool		again = false;
-		int			i;
+		DqTakeResult result;
+		DqReply    *error;
+		DqReply    *reply;
+		int			some;
 
-		for (i = from; i < to; i += TASKS_PER_SCRIPT)
-			send_tasks(redis, keys, args, tasks + i, Min(to - i, TASKS_PER_SCRIPT));
-		for (i = from; i < to; i += TASKS_PER_SCRIPT)
+		while (sent < n && sent - received < TASKS_PER_SCRIPT * SCRIPTS_IN_FLIGHT)
 		{
-			DqReply    *error;
-			DqReply    *reply = next_reply(redis, DQ_SCRIPT_TAKE, TAKE_ELEMENTS, &error);
-
-			if (reply)
-				read_tasks(reply, tasks + i, Min(to - i, TASKS_PER_SCRIPT), result);
-			else if (dq_reply_is_noscript(error))
-				again = true;
-			else
-			{
-				/* what is in flight behind it must be read before anything else is sent */
-				while ((i += TASKS_PER_SCRIPT) < to)
-					(void) dq_redis_next(redis);
-				dq_reply_report(ERROR, redis, error, dq_script_name(DQ_SCRIPT_TAKE), queue);
-			}
+			some = Min(n - sent, TASKS_PER_SCRIPT);
+			send_tasks(redis, keys, args, tasks + sent, some);
+			sent += some;
 		}
+		some = Min(n - received, TASKS_PER_SCRIPT);
+		reply = next_reply(redis, DQ_SCRIPT_TAKE, TAKE_ELEMENTS, &error);
+		if (reply)
+		{
+			read_tasks(reply, tasks + received, some, &result);
+			received += some;
+			taken(arg, tasks + received - some, some, &result);
+			continue;
+		}
+		/* what is in flight behind it must be read before anything else is sent */
+		for (int i = received + some; i < sent; i += TASKS_PER_SCRIPT)
+			(void) dq_redis_next(redis);
+		if (!dq_reply_is_noscript(error))
+			dq_reply_report(ERROR, redis, error, dq_script_name(DQ_SCRIPT_TAKE), queue);
 		/* SCRIPT FLUSH or a restart came between: once more, from the text */
-		if (again)
-			from -= TASKS_PER_SCRIPT * SCRIPTS_IN_FLIGHT;
+		sent = received;
 	}
 }
