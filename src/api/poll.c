@@ -212,9 +212,9 @@ reject(Poll *poll, int shard, int of, const int *which, int n)
 	return true;
 }
 
-/* The row that consumes what is under the token. */
+/* The row that consumes the n elements under the token. */
 static void
-record_taken(Poll *poll, int shard, const char *token)
+record_taken(Poll *poll, int shard, const char *token, int n)
 {
 	bytea	   *value = palloc(VARHDRSZ + DQ_TOKEN_LEN);
 	DqRow		row;
@@ -225,6 +225,7 @@ record_taken(Poll *poll, int shard, const char *token)
 	row.seq = dq_outbox_next(&row.id);
 	row.shard = poll->shard_no[shard];
 	row.op = DQ_OP_CONSUME;
+	row.due = n;
 	row.token = value;
 	dq_outbox_insert(&row, poll->serverid);
 	/* messages may have been processed meanwhile */
@@ -309,7 +310,7 @@ take_page(Poll *poll, int shard, int max)
 		MemoryContextSwitchTo(caller);
 		return;
 	}
-	record_taken(poll, shard, token);
+	record_taken(poll, shard, token, polled.n - nbad);
 	dq_hold_written();
 	dq_hold_keep(token);
 	for (i = 0; i < polled.n; i++)
