@@ -1,17 +1,17 @@
 -- lib.lua: goes before every other script. Key names, the fence, members, the
 -- index. Nothing in here writes unless its name says so.
 --
--- KEYS (the same twelve for every script, all in one hash slot): pending set,
+-- KEYS (the same thirteen for every script, all in one hash slot): pending set,
 -- ready list, channel, companion list, index, fence, hold, claim, quarantine,
--- owner, twins, held.
+-- owner, twins, held, gone.
 local PENDING, READY, CHANNEL, INDEX, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[5], KEYS[6]
 local HOLD, BAD, OWNER, TWINS = KEYS[7], KEYS[9], KEYS[10], KEYS[11]
-local HELD = KEYS[12]
+local HELD, GONE = KEYS[12], KEYS[13]
 local call, sub, byte, char = redis.call, string.sub, string.byte, string.char
 local floor = math.floor
 
 -- status codes, see DqStatus
-local OK, SESSION, BEHIND, POSITION, FROZEN, NOTOWNER, NODE = 0, 1, 2, 3, 4, 5, 6
+local OK, SESSION, BEHIND, POSITION, FROZEN, NOTOWNER, NODE, WAITS = 0, 1, 2, 3, 4, 5, 6, 7
 
 -- A key of a wrong type is refused before the first write.
 local function typed(key, want)
@@ -24,17 +24,29 @@ end
 local function types()
   return typed(PENDING, 'zset') or typed(INDEX, 'hash') or typed(FENCE, 'hash')
     or typed(TWINS, 'zset') or typed(BAD, 'hash') or typed(OWNER, 'hash')
-    or typed(HOLD, 'hash') or typed(HELD, 'zset')
+    or typed(HOLD, 'hash') or typed(HELD, 'zset') or typed(GONE, 'zset')
+end
+
+local function counter(text)
+  return not text or (#text <= 18 and string.find(text, '^-?%d+$') ~= nil)
 end
 
 -- Where the fence of a source stands: session, whether it is thawed for that
--- session, version (-1: none), position ('' none). PO 6: part of every reply.
+-- session, version (-1: none, -2: somebody has put into the fence what cannot be
+-- counted), position ('' none). PO 6: part of every reply.
 local function fence(source)
-  local f = call('HMGET', FENCE, 'session', 'open', 'ver:' .. source, 'pos:' .. source)
+  local f = call('HMGET', FENCE, 'session', 'open', 'ver:' .. source, 'pos:' .. source, 'indexed')
   local session = f[1] or ''
   local open = 0
   if session ~= '' and f[2] == session then open = 1 end
+  if not counter(f[3]) or not counter(f[5]) then return session, open, -2, f[4] or '' end
   return session, open, tonumber(f[3] or '-1'), f[4] or ''
+end
+
+-- Now, in ms, by this server's clock.
+local function clock()
+  local t = call('TIME')
+  return tonumber(t[1]) * 1000 + floor(tonumber(t[2]) / 1000)
 end
 
 local function head()
@@ -57,6 +69,19 @@ end
 
 -- No task and no index entry is called so: removing it asks for the right alone.
 local NOTHING = '\0dq_bridge:nothing'
+
+-- Sources that feed the shard and do not own it, and are alive. The fence has a few
+-- fields for each source.
+local function live_producers()
+  local ms, live = clock(), {}
+  local f = call('HGETALL', FENCE)
+  for i = 1, #f, 2 do
+    if sub(f[i], 1, 6) == 'lease:' and (tonumber(f[i + 1]) or 0) > ms then
+      live[#live + 1] = sub(f[i], 7)
+    end
+  end
+  return live
+end
 
 -- ---- members: struct.pack('Bc0Lc0', #id, id, #payload, payload) -------------
 
@@ -157,7 +182,9 @@ local function six(due)
     floor(lo / 65536), floor(lo / 256) % 256, lo % 256)
 end
 
+-- A damaged entry leads nowhere: no score is below zero.
 local function place_due(place)
+  if #place ~= 14 then return '-1' end
   local a, b, c, d, e, f = byte(place, 1, 6)
   return digits(((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f)
 end

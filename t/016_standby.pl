@@ -44,6 +44,7 @@ for my $f ("dq_offer('q', 'x')", "dq_remove('q', 'bb')", "dq_transfer('q')", "dq
 {
 	$s->fails("SELECT $f", '25006', "G7 $f there: the read-only error");
 }
+is($s->sql("SELECT dq_sync('q', '5s')"), 't', 'G7 dq_sync there: all that was replayed is in Redis');
 is($s->sql("SELECT count(*) FROM dq_stats WHERE queue = 'q'::regclass"), 1, 'G7 dq_stats can be read there');
 my $log_size = length $s->log_text;
 $t->sql("SELECT dq_offer('q', 'while there is a standby')");
@@ -63,6 +64,11 @@ $t->sql("BEGIN; SELECT dq_offer('q', 'prepared before, committed after', '1 s');
 ok(caught_up($t, $s), 'all replicated');
 $primary->stop('immediate');
 $r->thaw;
+# nobody holds the lease any more, and still a standby sends nothing (F27)
+$r->cmd('HSET', 'dq:{q}:owner', 'lease', 0);
+my $pending = $r->cmd('ZCARD', 'redisson_delay_queue_timeout:{q}');
+is($s->sql("SELECT dq_sync('q', '1s')"), 'f', 'dq_sync on a standby: false at the timeout');
+is($r->cmd('ZCARD', 'redisson_delay_queue_timeout:{q}'), $pending, '... and nothing was sent');
 $s->node->promote;
 ok(poll_until(sub { my ($rc, $out) = $s->try("SELECT pg_is_in_recovery()"); $rc == 0 && $out eq 'f' }), 'promoted');
 ok($s->wait_state('q', 'running'), 'G7 after promotion it takes over without restart')

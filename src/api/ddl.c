@@ -405,15 +405,16 @@ table_is_ours(Oid relid)
 	return ours;
 }
 
-static void
-on_table(Oid relid, Node *statement)
+/* What can be said of a table by itself. Its name in Redis, NULL: no queue. */
+static const char *
+define_table(Oid relid, Node *statement)
 {
 	static const char *const fixed[] = {"queue", "shards", NULL};
 	const char *touched;
 	DqQueue    *queue;
 
 	if (!table_is_ours(relid))
-		return;
+		return NULL;
 
 	touched = option_touched(statement, fixed);
 	if (touched)
@@ -433,9 +434,48 @@ on_table(Oid relid, Node *statement)
 
 	queue = dq_queue_get(relid);
 	check_name(queue);
-	check_others(queue, !IsA(statement, AlterTableStmt) && !IsA(statement, RenameStmt));
-	dq_shards_resolve(queue);
-	dq_xact_touched(queue->serverid);
+	return pstrdup(queue->name);
+}
+
+static int
+name_cmp(const ListCell *a, const ListCell *b)
+{
+	return strcmp(lfirst(a), lfirst(b));
+}
+
+/*
+ * Two transactions that define one queue at the same time would not see each
+ * other's table: one after the other, the locks in one order.
+ */
+static void
+on_tables(List *relids, Node *statement)
+{
+	bool		created = !IsA(statement, AlterTableStmt) && !IsA(statement, RenameStmt);
+	List	   *queues = NIL;
+	List	   *kin = NIL;
+	ListCell   *lc;
+
+	foreach(lc, relids)
+	{
+		const char *name = define_table(lfirst_oid(lc), statement);
+
+		if (name == NULL)
+			continue;
+		queues = lappend_oid(queues, lfirst_oid(lc));
+		kin = lappend(kin, dq_name_kin(name));
+	}
+	list_sort(kin, name_cmp);
+	foreach(lc, kin)
+		dq_name_lock(lfirst(lc));
+
+	foreach(lc, queues)
+	{
+		DqQueue    *queue = dq_queue_get(lfirst_oid(lc));
+
+		check_others(queue, created);
+		dq_shards_resolve(queue);
+		dq_xact_touched(queue->serverid);
+	}
 }
 
 static void
@@ -477,6 +517,7 @@ dq_on_ddl(PG_FUNCTION_ARGS)
 {
 	EventTriggerData *data = dq_ddl_trigger(fcinfo);
 	List	   *objects;
+	List	   *tables = NIL;
 	ListCell   *lc;
 
 	if (IsBinaryUpgrade || !OidIsValid(dq_wrapper_oid()))
@@ -489,11 +530,12 @@ dq_on_ddl(PG_FUNCTION_ARGS)
 		DdlObject  *object = lfirst(lc);
 
 		if (object->classid == RelationRelationId)
-			on_table(object->objid, data->parsetree);
+			tables = list_append_unique_oid(tables, object->objid);
 		else if (object->classid == ForeignServerRelationId)
 			on_server(object->objid, data->parsetree);
 		else if (object->classid == UserMappingRelationId)
 			on_user_mapping(object->objid);
 	}
+	on_tables(tables, data->parsetree);
 	PG_RETURN_NULL();
 }

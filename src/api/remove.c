@@ -9,6 +9,7 @@
 
 #include "api/api.h"
 #include "compat.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -43,6 +44,7 @@ record_member(DqQueue *queue, int32 shard, int64 due, bytea *member, const char 
 	row.member = member;
 	row.token = token;
 	dq_outbox_insert(&row, queue->serverid);
+	DQ_POINT("remove.recorded");
 }
 
 /*
@@ -62,6 +64,7 @@ record_element(DqQueue *queue, bytea *element, bool key_only)
 	row.op = key_only ? DQ_OP_REMOVE_KEY : DQ_OP_REMOVE_ELEMENT;
 	row.key = element;
 	dq_outbox_insert(&row, queue->serverid);
+	DQ_POINT("remove.recorded");
 }
 
 /*
@@ -101,6 +104,7 @@ dq_take_and_record(Oid relid, bytea *element, bool key_only, DqTaken *taken)
 	{
 		DqAnswer	answer = dq_take(relid, element, key_only, &deadline, taken);
 
+		DQ_POINT("take.answered");
 		/* messages may have been processed meanwhile */
 		queue = dq_queue_get(relid);
 		dq_shards_resolve(queue);

@@ -8,6 +8,7 @@
 
 #include "api/api.h"
 #include "compat.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -96,6 +97,7 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 		record_element(queue, element, due);
 		return NULL;
 	}
+	DQ_POINT("reschedule.taken");
 	return dq_offer_record_as(queue, DQ_OP_RESCHEDULE, shard, payload, due, key);
 }
 

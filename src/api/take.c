@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "compat.h"
 #include "relay/relay.h"
+#include "shared/points.h"
 
 #include "access/subtrans.h"
 #include "access/transam.h"
@@ -79,16 +80,19 @@ dq_found_is_better(char how, int64 due, char than_how, int64 than_due)
 
 /* ---- one look ---- */
 
-static bool
+/* Without one the answer will say whose the queue is, or that it is not open. */
+static void
 get_sessions(Asking *asking)
 {
 	int			i;
 
 	for (i = 0; i < asking->queue->nshards; i++)
-		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i],
-							asking->sessions[i].session, &asking->sessions[i].floor))
-			return false;
-	return true;
+	{
+		DqSession  *s = &asking->sessions[i];
+
+		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i], s->session, &s->floor))
+			s->session[0] = '\0';
+	}
 }
 
 /* The answers of shards from..to: are they answers at all? */
@@ -216,8 +220,7 @@ look(Asking *asking, int *where)
 	bool		again = false;
 	int			i;
 
-	if (!get_sessions(asking))
-		return LOOK_WAIT;
+	get_sessions(asking);
 	dq_op_hold(redis, queue->relname, asking->keys, 0, queue->nshards, asking->home,
 			   asking->sessions, &asking->args, asking->found);
 	if (!accept(asking, 0, queue->nshards))
@@ -342,6 +345,7 @@ wait_for_holder(Asking *asking, int where)
 		wait_for_relay(asking); /* a former owner's: the bridge puts it back */
 		return;
 	}
+	DQ_POINT("hold.wait");
 	/*
 	 * Numbers that an earlier life of the server had given out and this one may give
 	 * out again belong to nobody we could wait for.
@@ -353,6 +357,7 @@ wait_for_holder(Asking *asking, int where)
 			XactLockTableWait(XidFromFullTransactionId(wait), NULL, NULL, XLTW_None);
 	}
 	asking->deadline += GetCurrentTimestamp() - began;
+	DQ_POINT("hold.waited");
 
 	retake_snapshot(asking);
 	if (dq_outbox_has_row(asking->queue->shard_no[where], xid, holder->token,
@@ -383,7 +388,9 @@ ask_loop(Asking *asking, int *where)
 		/* from the first byte on it may be executed, whatever we hear of it */
 		dq_hold_void(asking->token);
 		dq_hold_sent(asking->token);
+		DQ_POINT("hold.send");
 		seen = look(asking, where);
+		DQ_POINT("hold.received");
 		switch (seen)
 		{
 			case LOOK_TAKEN:

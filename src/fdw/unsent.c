@@ -258,6 +258,12 @@ dq_unsent_begin(int32 shard, const DqRange *fence, Snapshot snapshot)
 	inside = fence_inside(fence, &fence_last, &fence_seq);
 	if (inside)
 		cur = dq_snapshot_in(fence->cur);
+	if (unsent->prev->damaged || unsent->old->damaged || (cur && cur->damaged))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("the fence of a queue in Redis is damaged"),
+				 errdetail("Its snapshots are \"%s\", \"%s\" and \"%s\".",
+						   fence->prev, fence->cur, fence->old)));
 
 	/* the second pass begins before the first ends: no table gets emptied */
 	dq_candidates_begin(&scan, shard, unsent->prev, unsent->old, NULL, snapshot, true);

@@ -12,11 +12,13 @@
 #include "access/genam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
-#include "commands/sequence.h"
-#include "miscadmin.h"
-#include "storage/lmgr.h"
 #include "access/xact.h"
+#include "commands/sequence.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "storage/lock.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
@@ -42,6 +44,23 @@ bytes_of(const char *str)
 	SET_VARSIZE(result, VARHDRSZ + len);
 	memcpy(VARDATA(result), str, len);
 	return result;
+}
+
+#define NAME_LOCK_CLASS 0xd4b2	/* apart from pg_advisory_lock's 1 and 2 */
+
+void
+dq_name_lock(const char *name)
+{
+	char	   *kin = dq_name_kin(name);
+	uint64		hash = hash_bytes_extended((unsigned char *) kin, strlen(kin), 0);
+	LOCKTAG		tag;
+
+	SET_LOCKTAG_ADVISORY(tag, MyDatabaseId, (uint32) (hash >> 32), (uint32) hash,
+						 NAME_LOCK_CLASS);
+	(void) LockAcquire(&tag, ExclusiveLock, false, false);
+	/* what whoever we waited for has committed counts from here on */
+	AcceptInvalidationMessages();
+	InvalidateCatalogSnapshot();
 }
 
 static bool
@@ -175,11 +194,11 @@ dq_shards_resolve(DqQueue *queue)
 		char	   *name = dq_shard_name(queue->name, queue->nshards, i);
 		HeapTuple	tuple = find_row(rel, queue, name);
 
-		/* to be written: one at a time, and look again */
+		/* to be written: one at a time for each name, and look again */
 		if ((tuple == NULL || !is_at_home(rel, tuple, queue)) && !locked &&
 			!RecoveryInProgress() && !XactReadOnly && !IsInParallelMode())
 		{
-			LockRelationOid(RelationGetRelid(rel), ShareUpdateExclusiveLock);
+			dq_name_lock(queue->name);
 			locked = true;
 			tuple = find_row(rel, queue, name);
 		}

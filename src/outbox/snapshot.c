@@ -11,6 +11,7 @@
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "access/xlog_internal.h"
+#include "access/xlogrecovery.h"
 #include "miscadmin.h"
 #include "replication/syncrep.h"
 #include "replication/walsender.h"
@@ -21,6 +22,17 @@ Snapshot
 dq_fresh_snapshot(void)
 {
 	return IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot();
+}
+
+uint32
+dq_timeline(void)
+{
+	TimeLineID	tli;
+
+	if (!RecoveryInProgress())
+		return GetWALInsertionTimeLine();
+	(void) GetXLogReplayRecPtr(&tli);
+	return tli;
 }
 
 static FullTransactionId
@@ -54,7 +66,7 @@ dq_snapshot_take(Snapshot snapshot)
 	DqSnapshot *snap = palloc0(sizeof(DqSnapshot));
 	int			i;
 
-	snap->tli = GetWALInsertionTimeLine();
+	snap->tli = dq_timeline();
 	snap->xmin = widen(snapshot->xmin, next);
 	snap->xmax = widen(snapshot->xmax, next);
 	snap->xip = palloc((snapshot->xcnt + 1) * sizeof(FullTransactionId));
@@ -91,45 +103,62 @@ dq_snapshot_out(const DqSnapshot *snap)
 	return buf.data;
 }
 
+static bool
+read_xid(const char **p, FullTransactionId *xid)
+{
+	char	   *end;
+
+	if (**p < '0' || **p > '9')
+		return false;
+	errno = 0;
+	*xid = FullTransactionIdFromU64(strtou64(*p, &end, 10));
+	*p = end;
+	return errno == 0;
+}
+
+static bool
+read_snapshot(const char *p, DqSnapshot *snap)
+{
+	FullTransactionId tli;
+	const char *c;
+	int			n = 1;
+
+	if (!read_xid(&p, &tli) || *p++ != ':' ||
+		!read_xid(&p, &snap->xmin) || *p++ != ':' ||
+		!read_xid(&p, &snap->xmax) || *p++ != ':')
+		return false;
+	snap->tli = (uint32) U64FromFullTransactionId(tli);
+	for (c = p; *c; c++)
+		n += *c == ',';
+	snap->xip = palloc(n * sizeof(FullTransactionId));
+	while (*p)
+	{
+		FullTransactionId *xid = &snap->xip[snap->nxip];
+
+		if (!read_xid(&p, xid) ||
+			(snap->nxip > 0 && !FullTransactionIdPrecedes(xid[-1], *xid)))
+			return false;
+		snap->nxip++;
+		if (*p == ',' && p[1] != '\0')
+			p++;
+		else if (*p != '\0')
+			return false;
+	}
+	return FullTransactionIdPrecedesOrEquals(snap->xmin, snap->xmax);
+}
+
 DqSnapshot *
 dq_snapshot_in(const char *text)
 {
 	DqSnapshot *snap = palloc0(sizeof(DqSnapshot));
-	const char *p = text;
-	char	   *end;
-	int			n = 1;
 
-	if (text == NULL || text[0] == '\0')
-		return snap;			/* sees nothing: xmax is 0 */
-	snap->tli = strtoul(p, &end, 10);
-	if (*end != ':')
-		goto bad;
-	snap->xmin = FullTransactionIdFromU64(strtou64(end + 1, &end, 10));
-	if (*end != ':')
-		goto bad;
-	snap->xmax = FullTransactionIdFromU64(strtou64(end + 1, &end, 10));
-	if (*end != ':')
-		goto bad;
-	p = end + 1;
-	for (end = (char *) p; *end; end++)
-		n += (*end == ',');
-	snap->xip = palloc(n * sizeof(FullTransactionId));
-	while (*p)
+	/* sees nothing as long as xmax is 0 */
+	if (text != NULL && text[0] != '\0' && !read_snapshot(text, snap))
 	{
-		snap->xip[snap->nxip++] = FullTransactionIdFromU64(strtou64(p, &end, 10));
-		if (*end == ',')
-			end++;
-		else if (*end != '\0')
-			goto bad;
-		p = end;
+		memset(snap, 0, sizeof(*snap));
+		snap->damaged = true;
 	}
 	return snap;
-
-bad:
-	ereport(ERROR,
-			(errcode(ERRCODE_DATA_CORRUPTED),
-			 errmsg("fence in Redis holds no snapshot: \"%s\"", text)));
-	return NULL;				/* keep compilers quiet */
 }
 
 bool
@@ -152,6 +181,34 @@ dq_snapshot_equal(const DqSnapshot *a, const DqSnapshot *b)
 		FullTransactionIdEquals(a->xmax, b->xmax) &&
 		a->nxip == b->nxip &&
 		memcmp(a->xip, b->xip, a->nxip * sizeof(FullTransactionId)) == 0;
+}
+
+/*
+ * Has everything of this server's history that b sees ended for a as well? On one
+ * timeline snapshots are in an order; one of a later timeline was taken later.
+ */
+bool
+dq_snapshot_covers(const DqSnapshot *a, const DqSnapshot *b)
+{
+	uint64		beyond;
+	int			i;
+
+	if (!FullTransactionIdIsValid(b->xmax))
+		return true;			/* it sees nothing */
+	if (a->tli != b->tli || !FullTransactionIdIsValid(a->xmax))
+		return FullTransactionIdIsValid(a->xmax) && a->tli > b->tli;
+	if (FullTransactionIdPrecedes(a->xmax, b->xmax))
+	{
+		/* unless b calls all of those running */
+		beyond = U64FromFullTransactionId(b->xmax) - U64FromFullTransactionId(a->xmax);
+		if (beyond > b->nxip ||
+			FullTransactionIdPrecedes(b->xip[b->nxip - beyond], a->xmax))
+			return false;
+	}
+	for (i = 0; i < a->nxip; i++)
+		if (dq_snapshot_sees(b, b->tli, a->xip[i]))
+			return false;
+	return true;
 }
 
 /*

@@ -62,7 +62,7 @@ dq_outbox_next(uint64 *id)
 				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
 				 errmsg("sequence \"dq_outbox_seq\" has left its range of 40 bits")));
 	*id = ((uint64) source->node << 48) |
-		((uint64) (GetWALInsertionTimeLine() & 0xff) << ID_SEQ_BITS) | (uint64) seq;
+		((uint64) (dq_timeline() & 0xff) << ID_SEQ_BITS) | (uint64) seq;
 	return seq;
 }
 
@@ -122,7 +122,7 @@ dq_outbox_insert(DqRow *row, Oid serverid)
 	HeapTuple	tuple;
 
 	row->xid = GetTopFullTransactionId();
-	row->tli = GetWALInsertionTimeLine();
+	row->tli = dq_timeline();
 	row->source = dq_source_get(true)->no;
 	row->place = dq_place_hash();
 
@@ -427,7 +427,7 @@ dq_candidates_begin(DqCandidates *c, int32 shard, const DqSnapshot *prev,
 	c->old = old;
 	c->upto = upto;
 	c->to = upto ? upto->xmax : FullTransactionIdFromU64(PG_UINT64_MAX);
-	if (prev->tli < GetWALInsertionTimeLine())
+	if (prev->tli < dq_timeline())
 	{
 		from = FullTransactionIdFromU64(0);
 		c->xip = prev->nxip;	/* within the range */
@@ -493,6 +493,8 @@ dq_outbox_is_covered(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
 	DqRow		row;
 	bool		covered;
 
+	if (prev->damaged || (old && old->damaged))
+		return false;
 	dq_candidates_begin(&c, shard, prev, old, NULL, snapshot, false);
 	covered = !dq_candidates_next(&c, &row, false);
 	dq_candidates_end(&c);
@@ -524,13 +526,13 @@ dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest)
 	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	FullTransactionId from = FullTransactionIdFromU64(0);
 	DqOutboxScan *scan;
-	DqSnapshot *mark = dq_mark_get(shard, snapshot);
+	DqMark		mark;
 	DqRow		row;
 
 	*rows = 0;
 	*oldest = 0;
-	if (mark)
-		from = mark->xmax;
+	if (dq_mark_get(shard, snapshot, &mark))
+		from = dq_snapshot_in(mark.applied)->xmax;
 	if (dq_stats_get(MyDatabaseId, shard, &stats) &&
 		stats.relayed_xmin > U64FromFullTransactionId(from))
 		from = FullTransactionIdFromU64(stats.relayed_xmin);

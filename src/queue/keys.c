@@ -33,6 +33,7 @@ static const struct
 	[DQ_KEY_OWNER] = {"dq:", ":owner"},
 	[DQ_KEY_TWINS] = {"dq:", ":twins"},
 	[DQ_KEY_HELD] = {"dq:", ":held"},
+	[DQ_KEY_GONE] = {"dq:", ":gone"},
 };
 
 char *
@@ -62,6 +63,25 @@ dq_keys_make(DqKeys *keys, const char *shardname)
 	}
 }
 
+/* What Redis Cluster hashes of a key: what is between its first '{' and the next '}'. */
+static void
+hash_tag(const char **key, size_t *len)
+{
+	const char *open = memchr(*key, '{', *len);
+
+	if (open)
+	{
+		const char *tag = open + 1;
+		const char *close = memchr(tag, '}', *len - (tag - *key));
+
+		if (close && close > tag)
+		{
+			*key = tag;
+			*len = close - tag;
+		}
+	}
+}
+
 /* CRC-16/XMODEM, what Redis Cluster hashes with. */
 static uint16
 crc16(const char *data, size_t len)
@@ -77,24 +97,38 @@ crc16(const char *data, size_t len)
 	return crc;
 }
 
-/* Hash slot of a key: of what is between its first '{' and the next '}'. */
 static int
 hash_slot(const char *key, size_t len)
 {
-	const char *open = memchr(key, '{', len);
-
-	if (open)
-	{
-		const char *tag = open + 1;
-		const char *close = memchr(tag, '}', len - (tag - key));
-
-		if (close && close > tag)
-		{
-			key = tag;
-			len = close - tag;
-		}
-	}
+	hash_tag(&key, &len);
 	return crc16(key, len) & 16383;
+}
+
+/*
+ * Queues that share a key share its hash tag, so they have this in common:
+ * x, {x}, x#0 and the shards of each. Others may, too.
+ */
+char *
+dq_name_kin(const char *name)
+{
+	DqKeys		keys;
+	const char *tag;
+	size_t		len;
+
+	dq_keys_make(&keys, name);
+	tag = keys.key[DQ_KEY_PENDING].data;
+	len = keys.key[DQ_KEY_PENDING].len;
+	hash_tag(&tag, &len);
+	for (;;)
+	{
+		size_t		n = len;
+
+		while (n > 0 && tag[n - 1] >= '0' && tag[n - 1] <= '9')
+			n--;
+		if (n == len || n < 2 || tag[n - 1] != '#')
+			return pnstrdup(tag, len);
+		len = n - 1;			/* a shard's suffix */
+	}
 }
 
 bool

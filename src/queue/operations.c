@@ -614,25 +614,28 @@ dq_op_transfer_result(DqRedis *redis, DqTransferResult *result, DqReply **error)
 /* ---- status ---- */
 
 void
-dq_op_status_send(DqRedis *redis, const DqKeys *keys, const char *source,
-				  const char *session, int64 lease, int64 now)
+dq_op_status_send(DqRedis *redis, const DqKeys *keys, const DqStatusArgs *args)
 {
-	DqArg		args[4];
+	DqArg		a[7];
 	char		for_ms[24],
-				at[24];
+				at[24],
+				window[24];
 
-	args[0] = DQ_ARG(source);
-	args[1] = DQ_ARG(session ? session : "");
-	args[2] = ARG_INT(for_ms, lease);
-	args[3] = ARG_INT(at, now);
-	send_script(redis, DQ_SCRIPT_STATUS, keys, 4, args);
+	a[0] = DQ_ARG(args->source);
+	a[1] = DQ_ARG(args->session ? args->session : "");
+	a[2] = ARG_INT(for_ms, args->lease);
+	a[3] = ARG_INT(at, dq_now_ms());
+	a[4] = DQ_ARG(args->want_first ? "1" : "0");
+	a[5] = DQ_ARG(args->producer ? "1" : "0");
+	a[6] = ARG_INT(window, args->replay_window);
+	send_script(redis, DQ_SCRIPT_STATUS, keys, lengthof(a), a);
 }
 
 void
 dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 					DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 17, error);
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 22, error);
 	int			i = FENCE_ELEMENTS;
 
 	if (!reply)
@@ -655,6 +658,11 @@ dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 	record->quarantined = reply_int(reply, i++);
 	record->overdue = reply_int(reply, i++);
 	record->ready_type = reply_text(reply, i++);
+	record->held_due = reply_score(reply, i++);
+	record->polled = reply_int(reply, i++) == 1;
+	record->ready_first = reply_text(reply, i++);
+	record->healed = reply_int(reply, i++) == 1;
+	record->producers = reply_text(reply, i++);
 	record->held = reply_int(reply, i++);
 	dq_reply_free(reply);
 }
@@ -664,7 +672,7 @@ dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 void
 dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args)
 {
-	DqArg		a[11];
+	DqArg		a[12];
 	char		lease[24],
 				node[24],
 				version[24];
@@ -680,7 +688,8 @@ dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args)
 	a[8] = ARG_INT(version, args->expect_version);
 	a[9] = DQ_ARG(args->adopt ? "1" : "0");
 	a[10] = DQ_ARG(args->force ? "1" : "0");
-	send_script(redis, DQ_SCRIPT_ENTER, keys, 11, a);
+	a[11] = DQ_ARG(args->freeze ? "1" : "0");
+	send_script(redis, DQ_SCRIPT_ENTER, keys, lengthof(a), a);
 }
 
 void
@@ -697,25 +706,75 @@ dq_op_enter_result(DqRedis *redis, DqFence *fence, char **blame, DqReply **error
 
 void
 dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,
-				int64 floor, const char *source)
+				int64 floor, const char *source, bool producer, const char *producers)
 {
-	DqArg		args[3];
+	char	   *list = pstrdup(producers ? producers : "");
+	char	   *word;
+	DqArg	   *args = palloc((5 + strlen(list)) * sizeof(DqArg));
+	int			nargs = 0;
 	char		least[24];
 
-	args[0] = DQ_ARG(session);
-	args[1] = ARG_INT(least, floor);
-	args[2] = DQ_ARG(source);
-	send_script(redis, DQ_SCRIPT_THAW, keys, 3, args);
+	args[nargs++] = DQ_ARG(session);
+	args[nargs++] = ARG_INT(least, floor);
+	args[nargs++] = DQ_ARG(source);
+	args[nargs++] = DQ_ARG(producer ? "1" : "0");
+	while ((word = strsep(&list, " ")) != NULL)
+		if (word[0] != '\0')
+			args[nargs++] = DQ_ARG(word);
+	send_script(redis, DQ_SCRIPT_THAW, keys, nargs, args);
 }
 
 void
-dq_op_thaw_result(DqRedis *redis, DqFence *fence, DqReply **error)
+dq_op_thaw_result(DqRedis *redis, DqFence *fence, char **who, DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_THAW, FENCE_ELEMENTS, error);
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_THAW, FENCE_ELEMENTS + 1, error);
 
 	if (!reply)
 		return;
 	read_fence(reply, fence);
+	*who = reply_text(reply, FENCE_ELEMENTS);
+	dq_reply_free(reply);
+}
+
+/* ---- sweep ---- */
+
+void
+dq_op_sweep_send(DqRedis *redis, const DqKeys *keys, const DqSweepArgs *args,
+				 const DqSweep *from)
+{
+	DqArg		a[10];
+	char		least[24],
+				due[24],
+				most[24];
+
+	a[0] = DQ_ARG(args->session);
+	a[1] = ARG_INT(least, args->floor);
+	a[2] = DQ_ARG(args->source);
+	a[3] = DQ_ARG(args->position);
+	a[4] = ARG_INT(due, args->due);
+	a[5] = bound_arg(args->largest_id);
+	a[6] = DQ_ARG(from->stage);
+	a[7] = DQ_ARG(from->score ? from->score : "");
+	a[8] = from->member
+		? DQ_ARG_LEN(VARDATA_ANY(from->member), VARSIZE_ANY_EXHDR(from->member))
+		: DQ_ARG("");
+	a[9] = ARG_INT(most, args->limit);
+	send_script(redis, DQ_SCRIPT_SWEEP, keys, lengthof(a), a);
+}
+
+void
+dq_op_sweep_result(DqRedis *redis, DqSweepResult *result, DqReply **error)
+{
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_SWEEP, FENCE_ELEMENTS + 4, error);
+	int			i = FENCE_ELEMENTS;
+
+	if (!reply)
+		return;
+	read_fence(reply, &result->fence);
+	result->dropped = reply_int(reply, i++);
+	strlcpy(result->next.stage, reply_text(reply, i++), sizeof(result->next.stage));
+	result->next.score = reply_text(reply, i++);
+	result->next.member = reply_bytes(reply, i++);
 	dq_reply_free(reply);
 }
 

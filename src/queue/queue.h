@@ -71,6 +71,7 @@ typedef struct DqQueue
 	DqDestination destination;
 	DqOnOutage	on_outage;
 	int			remove_timeout; /* ms */
+	bool		stop_on_loss;	/* on_data_loss */
 	AttrNumber	column[DQ_NUM_COLS];	/* InvalidAttrNumber: not there */
 	/* how the payload and key columns take values */
 	Oid			payload_type;	/* InvalidOid: no such column */
@@ -139,6 +140,7 @@ enum DqKeyNo					/* order of KEYS in every script */
 	DQ_KEY_OWNER,
 	DQ_KEY_TWINS,				/* dq:{N}:twins, keyless tasks with equal payloads */
 	DQ_KEY_HELD,				/* dq:{N}:held, tasks under a hold, ordered like pending ones */
+	DQ_KEY_GONE,				/* dq:{N}:gone, ids of other sources that were removed and are not here */
 	DQ_NUM_KEYS
 };
 
@@ -153,6 +155,8 @@ extern char *dq_shard_name(const char *name, int nshards, int shard);
 extern void dq_keys_make(DqKeys *keys, const char *shardname);
 /* Refuse names whose keys would fall into different hash slots (42602). */
 extern bool dq_name_is_one_slot(const char *name);
+/* The same for all names that could share a key with this one. palloc'd. */
+extern char *dq_name_kin(const char *name);
 /* Shard of a keyed task: CRC-32C of the key bytes mod nshards. */
 extern int	dq_shard_of_key(const char *key, size_t len, int nshards);
 
@@ -200,7 +204,8 @@ typedef enum DqStatus
 	DQ_POSITION,				/* the fence is somewhere else */
 	DQ_FROZEN,					/* not thawed yet */
 	DQ_OWNER,					/* somebody else owns the shard */
-	DQ_NODE						/* another source has this node number */
+	DQ_NODE,					/* another source has this node number */
+	DQ_WAITS					/* a producer has not reported yet */
 } DqStatus;
 
 typedef struct DqFence
@@ -232,6 +237,11 @@ typedef struct DqFenceRecord
 				quarantined,
 				overdue;
 	char	   *ready_type;		/* none, list, ... */
+	int64		held_due;		/* of the earliest held task, INT64_MAX: none */
+	bool		polled;			/* elements of the ready list may be held */
+	char	   *ready_first;	/* digest of its first element, if asked for */
+	bool		healed;			/* as a producer we have reported for the session */
+	char	   *producers;		/* that live, separated by spaces; told to the owner */
 	int64		held;			/* tasks, and elements of the ready list */
 } DqFenceRecord;
 
@@ -421,9 +431,16 @@ extern void dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
 						bool want_keys, bool want_fence, DqRange *range);
 
 /* Read the fence record; renews the lease if session is given and ours. */
-extern void dq_op_status_send(DqRedis *redis, const DqKeys *keys,
-							  const char *source, const char *session,
-							  int64 lease, int64 now);
+typedef struct DqStatusArgs
+{
+	const char *source;
+	const char *session;		/* NULL: only look; then nothing more is needed */
+	int64		lease;			/* ms */
+	bool		want_first;		/* digest of the ready list's first element */
+	bool		producer;
+	int64		replay_window;	/* ms */
+} DqStatusArgs;
+extern void dq_op_status_send(DqRedis *redis, const DqKeys *keys, const DqStatusArgs *args);
 extern void dq_op_status_result(DqRedis *redis, DqFence *fence,
 								DqFenceRecord *record, DqReply **error);
 
@@ -440,6 +457,7 @@ typedef struct DqEnterArgs
 	int64		expect_version; /* as seen by status */
 	bool		adopt;			/* take it from another owner whose lease is over */
 	bool		force;			/* ... or not over */
+	bool		freeze;			/* a producer's operations are missing there */
 } DqEnterArgs;
 extern void dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args);
 /* On DQ_OWNER and DQ_NODE *blame is the other source and its host */
@@ -486,8 +504,43 @@ extern int64 dq_op_reject(DqRedis *redis, const char *queue, const DqKeys *keys,
 extern int64 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys,
 						   const char *session, int64 floor, const char *source,
 						   const char *tokens, int n, DqFence *fence);
+/* producer: report; else open the shard. producers: of them, separated by spaces,
+ * each must have reported, besides those whose leases are alive. */
 extern void dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,
-							int64 floor, const char *source);
-extern void dq_op_thaw_result(DqRedis *redis, DqFence *fence, DqReply **error);
+							int64 floor, const char *source, bool producer,
+							const char *producers);
+/* On DQ_WAITS *who is the producer that has not reported. */
+extern void dq_op_thaw_result(DqRedis *redis, DqFence *fence, char **who, DqReply **error);
+
+/* How far a sweep has come; all zero: not begun */
+typedef struct DqSweep
+{
+	char		stage[4];		/* "" in a result: that was all */
+	char	   *score;
+	bytea	   *member;
+} DqSweep;
+
+/* One page of dropping own tasks that are known to be delivered (PO 15a). */
+typedef struct DqSweepArgs
+{
+	const char *session;
+	int64		floor;
+	const char *source;
+	const char *position;		/* where the fence must stand */
+	int64		due;			/* ms */
+	uint64		largest_id;		/* own ids are not larger */
+	int			limit;
+} DqSweepArgs;
+
+typedef struct DqSweepResult
+{
+	DqFence		fence;
+	int64		dropped;
+	DqSweep		next;
+} DqSweepResult;
+
+extern void dq_op_sweep_send(DqRedis *redis, const DqKeys *keys, const DqSweepArgs *args,
+							 const DqSweep *from);
+extern void dq_op_sweep_result(DqRedis *redis, DqSweepResult *result, DqReply **error);
 
 #endif							/* DQ_QUEUE_H */

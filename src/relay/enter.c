@@ -8,12 +8,14 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/timeline.h"
 #include "access/xlog.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 void
@@ -32,7 +34,9 @@ dq_new_token(char *token)
 void
 dq_shard_forget(DqShard *shard, DqShardState state)
 {
+	dq_heal_remember(shard);
 	dq_batch_free(shard);
+	dq_mark_forget(shard);
 	shard->state = state;
 	shard->broken = false;
 	shard->want_thaw = false;
@@ -87,7 +91,7 @@ bool
 dq_writer_is_ours(const char *stamp, XLogRecPtr now)
 {
 	uint32		tli,
-				mine = GetWALInsertionTimeLine();
+				mine = dq_timeline();
 	uint64		start,
 				lsn;
 	List	   *history;
@@ -134,8 +138,8 @@ not_owner(DqLink *link, DqShard *shard, const char *why)
 			 errhint("dq_adopt() makes this database the owner.")));
 }
 
-static bool
-wants_look(DqLink *link, DqShard *shard, TimestampTz now)
+bool
+dq_shard_wants_look(const DqLink *link, const DqShard *shard, TimestampTz now)
 {
 	if (shard->blocked_until > now)
 		return false;
@@ -151,19 +155,75 @@ wants_look(DqLink *link, DqShard *shard, TimestampTz now)
 	}
 }
 
-/* A producer lives in the owner's session and needs no thaw. */
+/*
+ * A producer lives in the owner's session. It is frozen as well until its own
+ * operations are made good; then it reports, which the owner's thaw waits for.
+ */
 static void
 entered(DqShard *shard)
 {
-	shard->state = shard->producer ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+	shard->state = DQ_SHARD_FROZEN;
+	shard->entered_at = GetCurrentTimestamp();
+	shard->thaw_at = 0;
 	shard->blockers_known = false;
 	list_free_deep(shard->blockers);
 	shard->blockers = NIL;
-	shard->mark_wanted = true;
+	dq_heal_begin(shard);
+	shard->marking.wanted = true;
 	shard->failures = 0;
 	shard->parked = false;
 	shard->blocked_until = 0;
 	shard->publish = true;
+}
+
+/*
+ * Somebody wrote into the fence: nobody can tell from it what is applied, so the
+ * shard stands still until it is mended. This shard alone (G9).
+ */
+static bool
+is_readable(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
+{
+	const char *what = NULL;
+	const char *value = "";
+	char		nonce[20];
+	int64		last,
+				seq;
+	int			done = 1,
+				end = 0;
+
+	if (fence->version < -1)
+		what = "a counter (ver: or indexed)";
+	else if (fence->position[0] != '\0' &&
+			 (sscanf(fence->position, "%16[0-9a-f]|" INT64_FORMAT ":" INT64_FORMAT "|%1d%n",
+					 nonce, &last, &seq, &done, &end) != 4 ||
+			  fence->position[end] != '\0' || done < 0 || done > 1))
+	{
+		what = "pos:";
+		value = fence->position;
+	}
+	else if (dq_snapshot_in(record->prev)->damaged ||
+			 (record->prev[0] == '\0' && fence->position[0] != '\0' && done) ||
+			 (record->prev[0] != '\0' && fence->position[0] == '\0'))
+	{
+		what = "prev:";
+		value = record->prev;
+	}
+	else if (dq_snapshot_in(record->old)->damaged)
+	{
+		what = "old:";
+		value = record->old;
+	}
+	else if (!done && (record->cur[0] == '\0' || dq_snapshot_in(record->cur)->damaged))
+	{
+		what = "cur:";
+		value = record->cur;
+	}
+	if (what == NULL)
+		return true;
+	dq_shard_note_error(link, shard,
+						psprintf("its fence (dq:...:fence) is damaged: %s holds \"%s\"",
+								 what, value), false);
+	return false;
 }
 
 /* true: enter it */
@@ -186,13 +246,24 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 			(shard->producer || strcmp(record->owner_source, link->source) == 0))
 		{
 			dq_shard_adopt_fence(shard, fence, record);
-			shard->state = (fence->open || shard->producer) ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+			if (shard->producer ? record->healed : fence->open)
+			{
+				shard->state = DQ_SHARD_OPEN;
+				dq_heal_end(shard);
+			}
+			else
+			{
+				shard->state = DQ_SHARD_FROZEN;
+				dq_heal_begin(shard);
+			}
+			shard->marking.wanted = true;
 			shard->next_due = fence->next_due;
 			shard->publish = true;
 			return false;
 		}
 		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
 	}
+	shard->lost |= fence->version < shard->floor;
 	/* it was entered, only the reply was lost */
 	if (shard->entering && !shard->producer &&
 		strcmp(fence->session, shard->session) == 0 && fence->version > shard->floor)
@@ -227,7 +298,7 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 		sscanf(record->writer, "%u", &tli);
 		if (shard->lease_seen == 0)
 			shard->lease_seen = record->lease_until;
-		if (record->lease_until > shard->lease_seen && tli == GetWALInsertionTimeLine())
+		if (record->lease_until > shard->lease_seen && tli == dq_timeline())
 			shard->lease_elsewhere = true;
 		if (alive || shard->lease_elsewhere)
 		{
@@ -237,6 +308,23 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 		}
 	}
 	return true;
+}
+
+/*
+ * What was known of deliveries. It has to be durable before anything is built on
+ * it: a mark that a crash takes back would be an older one than what was relayed
+ * goes with (W7).
+ */
+static void
+load_marks(List *shards)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ListCell   *lc;
+
+	foreach(lc, shards)
+		dq_mark_load(lfirst(lc), snapshot);
+	UnregisterSnapshot(snapshot);
+	XLogFlush(dq_flush_point());
 }
 
 /*
@@ -251,15 +339,16 @@ dq_shards_enter(DqLink *link)
 	List	   *entering = NIL;
 	MemoryContext old = MemoryContextSwitchTo(link->round);
 	const char *database = NULL;
+	DqStatusArgs look = {.source = link->source};
 	ListCell   *lc;
 
 	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 
-		if (!wants_look(link, shard, now))
+		if (!dq_shard_wants_look(link, shard, now))
 			continue;
-		dq_op_status_send(link->redis, &shard->keys, link->source, NULL, 0, dq_now_ms());
+		dq_op_status_send(link->redis, &shard->keys, &look);
 		shard->status_at = now;
 		looking = lappend(looking, shard);
 	}
@@ -283,7 +372,8 @@ dq_shards_enter(DqLink *link)
 		link->progress++;
 		shard->next_due = fence.next_due;
 		shard->stats.next_due = fence.next_due;
-		if (judge(link, shard, &fence, &record))
+		if (is_readable(link, shard, &fence, &record) &&
+			judge(link, shard, &fence, &record))
 		{
 			shard->floor = fence.version;
 			dq_shard_adopt_fence(shard, &fence, &record);
@@ -293,9 +383,11 @@ dq_shards_enter(DqLink *link)
 
 	if (entering != NIL)
 	{
+		DQ_POINT("enter.looked");
 		dq_link_begin(link);
 		MemoryContextSwitchTo(link->round);
 		database = get_database_name(MyDatabaseId);
+		load_marks(entering);
 		dq_link_end(link);
 		MemoryContextSwitchTo(link->round);
 	}
@@ -316,6 +408,8 @@ dq_shards_enter(DqLink *link)
 		args.node = link->node;
 		args.producer = shard->producer;
 		args.expect_version = shard->floor;
+		args.freeze = shard->producer && dq_heal_is_behind(shard);
+		DQ_POINT("enter.send");
 		dq_op_enter_send(link->redis, &shard->keys, &args);
 	}
 	foreach(lc, entering)
@@ -325,7 +419,9 @@ dq_shards_enter(DqLink *link)
 		char	   *blame;
 		DqReply    *error;
 
+		DQ_POINT("enter.sent");
 		dq_op_enter_result(link->redis, &fence, &blame, &error);
+		DQ_POINT("enter.received");
 		shard->entering = false;
 		if (error)
 		{

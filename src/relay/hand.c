@@ -8,6 +8,7 @@
 #include "compat.h"
 #include "relay/relay_private.h"
 
+#include "access/xlog.h"
 #include "miscadmin.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
@@ -41,7 +42,8 @@ dq_relay_by_hand(Oid serverid, long timeout_ms)
 	DqBridge   *bridge;
 	int			nest;
 
-	if (!dq_bridge_lock(serverid))
+	/* a standby sends nothing, its primary does */
+	if (RecoveryInProgress() || !dq_bridge_lock(serverid))
 		return false;
 	nest = NewGUCNestLevel();
 	/* PO 1: what is sent must be durable whatever this session is content with */

@@ -9,6 +9,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/transam.h"
 #include "access/xact.h"
@@ -91,6 +92,7 @@ find_blockers(DqLink *link, DqShard *shard)
 	int			n = 0;
 	int			i;
 
+	DQ_POINT("thaw.blockers");
 	dq_link_begin(link);
 	MemoryContextSwitchTo(caller);
 	each = AllocSetContextCreate(caller, "dq_bridge row", ALLOCSET_DEFAULT_SIZES);
@@ -189,10 +191,16 @@ dq_blockers_look(DqLink *link)
 		find_blockers(link, shard);
 		shard->blockers_known = true;
 		if (shard->blockers != NIL && !told)
+		{
+			snprintf(shard->stats.last_error, DQ_ERROR_LEN,
+					 "due tasks wait for the end of transaction %u, whose removals Redis has lost",
+					 XidFromFullTransactionId(*(FullTransactionId *) linitial(shard->blockers)));
+			shard->stats.last_error_at = now;
+			shard->publish = true;
 			ereport(LOG,
-					(errmsg("dq_bridge: due tasks of shard \"%s\" wait for the end of transaction %u, whose removals Redis has lost",
-							shard->name,
-							XidFromFullTransactionId(*(FullTransactionId *) linitial(shard->blockers)))));
+					(errmsg("dq_bridge: shard \"%s\" of server \"%s\": %s",
+							shard->name, link->server_name, shard->stats.last_error)));
+		}
 		if (shard->blockers == NIL)
 			shard->looked = false;	/* the batch that thaws begins after this */
 	}
@@ -237,8 +245,10 @@ put_back(DqLink *link, DqShard *shard, const char *tokens, int n)
 	if (n == 0)
 		return;
 	dq_shard_share_floor(shard);
+	DQ_POINT("restore.send");
 	(void) dq_op_restore(link->redis, shard->name, &shard->keys, shard->session,
 						 shard->floor, link->source, tokens, n, &fence);
+	DQ_POINT("restore.received");
 	(void) dq_shard_note_fence(link, shard, &fence);
 }
 
@@ -338,6 +348,30 @@ resolve(DqLink *link, DqShard *shard)
 	return pages < MANY_PAGES && ntakings <= MOST_TAKINGS && settled;
 }
 
+/* Would a look show anything new? */
+static bool
+wants_resolving(const DqShard *shard, TimestampTz now)
+{
+	return shard->holds_due && shard->state == DQ_SHARD_OPEN && !shard->producer &&
+		shard->seen_here && shard->blocked_until <= now &&
+		(shard->holds_anew || (shard->holds_cursor[0] != '\0' && shard->holds_cursor[0] != '0') ||
+		 shard->holds_seen != shard->stats.relayed_xmin);
+}
+
+bool
+dq_holds_wanted(const DqLink *link)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	ListCell   *lc;
+
+	if (dq_rollbacks() != link->rollbacks)
+		return true;
+	foreach(lc, link->shards)
+		if (wants_resolving(lfirst(lc), now))
+			return true;
+	return false;
+}
+
 /* Put back what was left behind; true if a shard was looked at. */
 bool
 dq_holds_resolve(DqLink *link)
@@ -353,12 +387,7 @@ dq_holds_resolve(DqLink *link)
 
 		if (rollbacks != link->rollbacks)
 			shard->holds_due = shard->holds_anew = true;
-		if (!shard->holds_due || shard->state != DQ_SHARD_OPEN || shard->producer ||
-			!shard->seen_here || shard->blocked_until > now)
-			continue;
-		/* the same again would show the same */
-		if (!shard->holds_anew && shard->holds_cursor[0] == '0' &&
-			shard->holds_seen == shard->stats.relayed_xmin)
+		if (!wants_resolving(shard, now))
 			continue;
 		shard->holds_anew = false;
 		shard->holds_seen = shard->stats.relayed_xmin;

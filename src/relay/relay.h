@@ -45,7 +45,7 @@ extern void dq_bridge_mark_down(DqBridge *bridge, const char *message);
 /*
  * Without a worker: be the bridge of a server for a moment, in this backend's
  * transaction. Takes the bridge's singleton lock (false: a worker or another
- * backend has it).
+ * backend has it, or this is a standby).
  */
 extern bool dq_relay_by_hand(Oid serverid, long timeout_ms);
 

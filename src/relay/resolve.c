@@ -10,6 +10,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
@@ -217,7 +218,9 @@ hand_over(DqLink *link, DqShard *shard, const DqRow *element, DqLookup *lookup, 
 		dq_outbox_insert(&row, link->serverid);
 		done = true;
 	}
+	DQ_POINT("resolve.record");
 	dq_link_end(link);
+	DQ_POINT("resolve.recorded");
 	return done;
 }
 
@@ -250,6 +253,7 @@ resolve(DqLink *link, DqShard *shard)
 		return false;
 
 	best = lookup->best;
+	DQ_POINT("resolve.looked");
 	batch->resolved = NULL;
 	if ((lookup->nshards == 1 || !hand_over(link, shard, element, lookup, best)) && best >= 0)
 	{
