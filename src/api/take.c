@@ -67,22 +67,6 @@ patient_target(Asking *asking)
 	return target;
 }
 
-static void
-refuse_foreign_owner(Asking *asking, const DqFound *found)
-{
-	const DqSource *source = dq_source_get(true);
-
-	if (found->owner_source[0] == '\0' ||
-		(strcmp(found->owner_source, source->id) == 0 &&
-		 strcmp(found->owner_place, dq_place()) == 0))
-		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("queue \"%s\" belongs to another database", asking->queue->relname),
-			 errdetail("Its owner is source %s.", found->owner_source),
-			 errhint("dq_adopt() makes this database the owner.")));
-}
-
 /* Key before id before payload, then the earliest due. */
 bool
 dq_found_is_better(char how, int64 due, char than_how, int64 than_due)
@@ -96,16 +80,19 @@ dq_found_is_better(char how, int64 due, char than_how, int64 than_due)
 
 /* ---- one look ---- */
 
-static bool
+/* Without one the answer will say whose the queue is, or that it is not open. */
+static void
 get_sessions(Asking *asking)
 {
 	int			i;
 
 	for (i = 0; i < asking->queue->nshards; i++)
-		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i],
-							asking->sessions[i].session, &asking->sessions[i].floor))
-			return false;
-	return true;
+	{
+		DqSession  *s = &asking->sessions[i];
+
+		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i], s->session, &s->floor))
+			s->session[0] = '\0';
+	}
 }
 
 /* The answers of shards from..to: are they answers at all? */
@@ -119,7 +106,7 @@ accept(Asking *asking, int from, int to)
 	{
 		DqFound    *f = &asking->found[i];
 
-		refuse_foreign_owner(asking, f);
+		dq_require_ours(asking->queue, f->owner_source, f->owner_place);
 		if (f->fence.status != DQ_OK)
 			ready = false;
 		else
@@ -233,8 +220,7 @@ look(Asking *asking, int *where)
 	bool		again = false;
 	int			i;
 
-	if (!get_sessions(asking))
-		return LOOK_WAIT;
+	get_sessions(asking);
 	dq_op_hold(redis, queue->relname, asking->keys, 0, queue->nshards, asking->home,
 			   asking->sessions, &asking->args, asking->found);
 	if (!accept(asking, 0, queue->nshards))
@@ -310,11 +296,10 @@ is_settled(Asking *asking, const bytea *member)
  * Wait until the relay has moved on; relay by hand if nobody else does. Callers
  * go on asking until their deadline.
  */
-static void
-wait_for_relay(Asking *asking)
+void
+dq_wait_for_relay(Oid serverid, TimestampTz deadline)
 {
-	Oid			serverid = asking->queue->serverid;
-	long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), asking->deadline);
+	long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), deadline);
 
 	if (left <= 0)
 		return;
@@ -324,6 +309,12 @@ wait_for_relay(Asking *asking)
 		ConditionVariableTimedSleep(&dq_shared()->progress, Min(left, 10), PG_WAIT_EXTENSION);
 		ConditionVariableCancelSleep();
 	}
+}
+
+static void
+wait_for_relay(Asking *asking)
+{
+	dq_wait_for_relay(asking->queue->serverid, asking->deadline);
 }
 
 static void
