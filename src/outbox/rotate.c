@@ -282,7 +282,8 @@ nothing_is_needed(Relation rel, Snapshot snapshot, int64 *last_due)
 		bool		isnull;
 		FullTransactionId xid = DatumGetFullTransactionId(slot_getattr(slot, ANUM_XID, &isnull));
 		int64		due = DatumGetInt64(slot_getattr(slot, ANUM_DUE, &isnull));
-		int32		shard = DatumGetInt32(slot_getattr(slot, ANUM_SHARD, &isnull));
+		/* a resolution, of shard -n, is needed as long as its element */
+		int32		shard = abs(DatumGetInt32(slot_getattr(slot, ANUM_SHARD, &isnull)));
 		uint32		tli = (uint32) DatumGetInt32(slot_getattr(slot, ANUM_TLI, &isnull));
 		DqRow		row;
 		DqSnapshot *mark = NULL;

@@ -251,6 +251,8 @@ extern DqPage *dq_page_create(MemoryContext parent);
 extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
 						  const bytea *payload, const bytea *key);
 extern void dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token);
+/* to another instant, under another id, if it is still there and nobody holds it */
+extern void dq_page_move(DqPage *page, const bytea *member, int64 due, uint64 id);
 /* elements taken from the ready list under this token are consumed */
 extern void dq_page_consume(DqPage *page, const bytea *token);
 /* the task with this key, whichever it is then */

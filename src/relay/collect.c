@@ -23,8 +23,7 @@ collect_row(DqShard *shard, const DqRow *row)
 		;						/* the ready list is no business of transfers */
 	else if (!dq_row_offers(row))
 		batch->removes++;
-	if (row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_REMOVE_KEY ||
-		row->op == DQ_OP_RESCHEDULE_ELEMENT)
+	if (dq_row_was_deferred(row))
 		batch->deferred++;
 	if (group && FullTransactionIdEquals(group->xid, row->xid))
 	{
