@@ -15,6 +15,10 @@ TAP_TESTS = 1
 
 PKG_CONFIG ?= pkg-config
 PG_CPPFLAGS = -I$(srcdir)/src $(shell $(PKG_CONFIG) --cflags hiredis)
+# for t/040_points.pl: a library that waits at named points when it is told to
+ifdef POINTS
+PG_CPPFLAGS += -DDQ_POINTS
+endif
 SHLIB_LINK = $(shell $(PKG_CONFIG) --libs hiredis)
 EXTRA_CLEAN = src/redis/scripts_text.h
 

@@ -10,6 +10,8 @@
 #   held       relay with a snapshot held open: last tenth / first tenth
 #   transfer   tasks/s pending -> list with N random pending / the same script
 #              called back to back by a bare client
+#   remove     one dq_remove with N pending: how long it takes /
+#              a PING of a bare client
 #   memory     bytes of Redis per task, 20-byte payloads, index on and off
 #   slowlog    scripts above 5 ms since bench/run started
 use strict;
@@ -347,6 +349,34 @@ SQL
 		}
 		row("transfer, $N random pending, tasks/s", sprintf('%.0f', $rate[0]), $rate[1] ? sprintf('%.0f', $rate[1]) : 'refused',
 			$rate[1] ? $rate[0] / $rate[1] : undef, '>= 0.8');
+	},
+
+	remove => sub {
+		queue('b_remove');
+		sql("SELECT count(dq_offer('b_remove', i::text, '1 hour'::interval + random() * '1 day'::interval, 'k' || i)) FROM generate_series(1, $N) i; SELECT dq_sync('b_remove', '10 min')");
+		sql('CREATE TABLE b_us (us float8); CREATE SEQUENCE b_i');
+		# each in a transaction of its own, measured by the server: no commit in it
+		sql(<<'SQL');
+CREATE FUNCTION b_remove() RETURNS void LANGUAGE plpgsql AS $$
+DECLARE t timestamptz; k text := 'k' || nextval('b_i');
+BEGIN
+  PERFORM pg_current_xact_id();
+  t := clock_timestamp();
+  IF dq_remove('b_remove', k) IS NOT TRUE THEN RAISE '% was not removed', k; END IF;
+  INSERT INTO b_us VALUES (1e6 * extract(epoch FROM clock_timestamp() - t));
+END $$;
+SQL
+		my $n = 3000;
+		my @ping;
+		open my $psql, '|-', "$ENV{PSQL} -X -q -At -o /dev/null -f -" or die;
+		for my $i (1 .. $n) { print $psql "SELECT b_remove();\n"; }
+		close $psql or die 'removals failed';
+		for (1 .. $n) { my $s = time(); redis('PING'); push @ping, 1e6 * (time() - $s); }
+		my @us = split /\n/, sql('SELECT us FROM b_us');
+		row("dq_remove, $N pending, p50", sprintf('%.0f us', quantile(0.5, @us)), sprintf('%.0f us', quantile(0.5, @ping)), undef, '');
+		row("dq_remove, $N pending, p99", sprintf('%.0f us', quantile(0.99, @us)), sprintf('%.0f us', quantile(0.99, @ping)), undef, '+1000 us');
+		sql('DROP FUNCTION b_remove; DROP TABLE b_us; DROP SEQUENCE b_i');
+		clean_redis('b_remove');
 	},
 
 	memory => sub {

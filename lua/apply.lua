@@ -33,6 +33,20 @@ if at ~= stop + 1 then return redis.error_reply('ERR dq_bridge: page of a wrong 
 
 local index = ARGV[10] == '1'
 local first = head()
+local gone = call('ZCARD', GONE) > 0
+
+-- A removal of another source's task that is not here: data were lost, and that
+-- source will offer it again. Its id is remembered, so that it stays removed.
+local function bury_write(m)
+  local kind, id = parse(m)
+  if kind ~= 'n' or #id ~= 8 then return end
+  local node = byte(id, 1) * 256 + byte(id, 2)
+  if call('HGET', FENCE, 'node:' .. node) == source then return end
+  call('ZADD', GONE, clock(), id)
+end
+local function is_gone(id)
+  return gone and call('ZSCORE', GONE, id)
+end
 
 -- The first write, and one that is refused when memory is short.
 call('HINCRBY', FENCE, 'ver:' .. source, 1)
@@ -144,9 +158,11 @@ at = 12
 while at <= stop do
   local op = ARGV[at]
   if op == 'o' then
-    offer(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+    if not is_gone(sub(ARGV[at + 2], 7)) then
+      offer(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+    end
     at = at + 4
-  elseif op == 'k' then
+  elseif op == 'k' and not is_gone(sub(ARGV[at + 2], 7)) then
     offer(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
     at = at + 5
   else
@@ -155,15 +171,18 @@ while at <= stop do
     local n, known = 0, 0
     if op == 'r' then
       n, known = remove_write(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
+      if n == 0 then bury_write(ARGV[at + 1]) end
     elseif op == 'm' then
       local kind, id, payload = parse(ARGV[at + 1])
       local key = kind == 'n' and #id == 8 and call('HGET', INDEX, 'i' .. id)
       if kind then n, known = take_write(ARGV[at + 1]) end
       if n > 0 then offer(ARGV[at + 2], ARGV[at + 3], payload, key) end
     elseif op == 'c' then
-      call('HDEL', HOLD, ARGV[at + 1])
+      consume_write(ARGV[at + 1])
     else
-      local place = call('HGET', INDEX, 'k' .. ARGV[at + 1])
+      -- also of an offer whose task was removed: what it replaced stays replaced
+      local key = op == 'k' and ARGV[at + 4] or ARGV[at + 1]
+      local place = call('HGET', INDEX, 'k' .. key)
       local m = place and #place == 14 and seek(place_due(place), sub(place, 7))
       if m then n, known = remove_write(m, place_due(place), '') end
     end

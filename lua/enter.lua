@@ -1,9 +1,10 @@
 -- enter.lua: a source comes to a shard: registers its node number; the owner
--- opens a new session, which freezes the shard until thaw (PO 7).
+-- opens a new session, which freezes the shard until thaw (PO 7). A producer only
+-- freezes it: the owner then opens a new session, and waits for the producer.
 --
 -- ARGV 1 source, 2 new session, 3 place, 4 host, 5 database, 6 lease (ms),
 --   7 node, 8 '1': producer, 9 version that status showed, 10 '1': adopt, 11 '1':
---   by force.
+--   by force, 12 '1': of a producer: operations of its own are missing here.
 -- Reply: common part, whom it belongs to.
 -- Safe twice: the second one only opens the same session again.
 local source = ARGV[1]
@@ -17,8 +18,7 @@ local taken = call('HGET', FENCE, 'node:' .. ARGV[7])
 if taken and taken ~= source then return reply(NODE, source, taken) end
 
 if ARGV[8] ~= '1' then
-  local t = call('TIME')
-  local ms = tonumber(t[1]) * 1000 + floor(tonumber(t[2]) / 1000)
+  local ms = clock()
   local o = call('HMGET', OWNER, 'source', 'place', 'host', 'lease', 'database')
   local alive = (tonumber(o[4] or '0') or 0) > ms
   local blame = (o[1] or '') .. ' on ' .. (o[3] or '') .. ', database ' .. (o[5] or '')
@@ -33,6 +33,10 @@ if ARGV[8] ~= '1' then
     'database', ARGV[5], 'lease', digits(ms + tonumber(ARGV[6])))
   call('HSET', FENCE, 'session', ARGV[2])
   call('HDEL', FENCE, 'open')
+else
+  call('HSET', FENCE, 'lease:' .. source, digits(clock() + tonumber(ARGV[6])))
+  call('HDEL', FENCE, 'healed:' .. source)
+  if ARGV[12] == '1' then call('HDEL', FENCE, 'open') end
 end
 call('HSET', FENCE, 'node:' .. ARGV[7], source)
 call('HINCRBY', FENCE, 'ver:' .. source, 1)

@@ -27,8 +27,8 @@ end
 if o[1] and o[1] ~= source then return answer(NOTOWNER) end
 local no = refused(ARGV[1], tonumber(ARGV[2]), source)
 if no then return answer(no) end
-local _, open = fence(source)
-if open ~= 1 then return answer(FROZEN) end
+local session, open = fence(source)
+if open ~= 1 or session == '' then return answer(FROZEN) end
 
 local mine = source .. '|' .. ARGV[11] .. '|' .. ARGV[12] .. '|'
 local free = {[token] = true}

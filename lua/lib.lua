@@ -1,17 +1,17 @@
 -- lib.lua: goes before every other script. Key names, the fence, members, the
 -- index. Nothing in here writes unless its name says so.
 --
--- KEYS (the same twelve for every script, all in one hash slot): pending set,
+-- KEYS (the same thirteen for every script, all in one hash slot): pending set,
 -- ready list, channel, companion list, index, fence, hold, claim, quarantine,
--- owner, twins, held.
+-- owner, twins, held, gone.
 local PENDING, READY, CHANNEL, INDEX, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[5], KEYS[6]
 local HOLD, BAD, OWNER, TWINS = KEYS[7], KEYS[9], KEYS[10], KEYS[11]
-local HELD = KEYS[12]
+local HELD, GONE = KEYS[12], KEYS[13]
 local call, sub, byte, char = redis.call, string.sub, string.byte, string.char
 local floor = math.floor
 
 -- status codes, see DqStatus
-local OK, SESSION, BEHIND, POSITION, FROZEN, NOTOWNER, NODE = 0, 1, 2, 3, 4, 5, 6
+local OK, SESSION, BEHIND, POSITION, FROZEN, NOTOWNER, NODE, WAITS = 0, 1, 2, 3, 4, 5, 6, 7
 
 -- A key of a wrong type is refused before the first write.
 local function typed(key, want)
@@ -24,7 +24,7 @@ end
 local function types()
   return typed(PENDING, 'zset') or typed(INDEX, 'hash') or typed(FENCE, 'hash')
     or typed(TWINS, 'zset') or typed(BAD, 'hash') or typed(OWNER, 'hash')
-    or typed(HOLD, 'hash') or typed(HELD, 'zset')
+    or typed(HOLD, 'hash') or typed(HELD, 'zset') or typed(GONE, 'zset')
 end
 
 local function counter(text)
@@ -41,6 +41,12 @@ local function fence(source)
   if session ~= '' and f[2] == session then open = 1 end
   if not counter(f[3]) or not counter(f[5]) then return session, open, -2, f[4] or '' end
   return session, open, tonumber(f[3] or '-1'), f[4] or ''
+end
+
+-- Now, in ms, by this server's clock.
+local function clock()
+  local t = call('TIME')
+  return tonumber(t[1]) * 1000 + floor(tonumber(t[2]) / 1000)
 end
 
 local function head()
@@ -63,6 +69,19 @@ end
 
 -- No task and no index entry is called so: removing it asks for the right alone.
 local NOTHING = '\0dq_bridge:nothing'
+
+-- Sources that feed the shard and do not own it, and are alive. The fence has a few
+-- fields for each source.
+local function live_producers()
+  local ms, live = clock(), {}
+  local f = call('HGETALL', FENCE)
+  for i = 1, #f, 2 do
+    if sub(f[i], 1, 6) == 'lease:' and (tonumber(f[i + 1]) or 0) > ms then
+      live[#live + 1] = sub(f[i], 7)
+    end
+  end
+  return live
+end
 
 -- ---- members: struct.pack('Bc0Lc0', #id, id, #payload, payload) -------------
 
@@ -236,7 +255,9 @@ end
 -- A held task is in HELD instead of PENDING, with its token behind the member. Its
 -- index entries stay; they do not count as `indexed` meanwhile. HOLD: token ->
 -- source|incarnation|xid|subxid|kind|dead|due|known| and the body: kind 'h' a task,
--- body its member; kind 'l' elements taken from the ready list, body each as Lc0.
+-- body its member; kind 'l' elements taken from the ready list, body each as Lc0, and
+-- in the place of due a number that grows from one taking to the next. `polled` in
+-- FENCE counts the elements under such holds.
 -- A dead one (the task was replaced or removed by somebody else) has no body.
 
 local function record(source, incarnation, xid, subxid, kind, dead, due, known, body)
@@ -253,6 +274,22 @@ local function hold(token)
   return {source = source, incarnation = incarnation, xid = xid, subxid = subxid, kind = kind,
     dead = dead == '1', due = due, known = known == '1', body = sub(r, at),
     head = sub(r, 1, at - 1)}
+end
+
+-- The elements of a hold of kind 'l', in order.
+local function elements(body)
+  local at, items = 1, {}
+  while at <= #body do
+    local item
+    item, at = struct.unpack('Lc0', body, at)
+    items[#items + 1] = item
+  end
+  return items
+end
+
+-- How many tasks and elements are held.
+local function held_count()
+  return call('ZCARD', HELD) + tonumber(call('HGET', FENCE, 'polled') or '0')
 end
 
 -- WRITES. The task under this hold is gone whatever becomes of its holder.
@@ -276,17 +313,20 @@ local function back_write(token, h)
     if h.known and entry(h.body, h.due) then known = 1 end
     back = 1
   else
-    local at, items = 1, {}
-    while at <= #h.body do
-      local item
-      item, at = struct.unpack('Lc0', h.body, at)
-      items[#items + 1] = item
-    end
+    local items = elements(h.body)
     for i = #items, 1, -1 do call('LPUSH', READY, items[i]) end
     back = #items
+    call('HINCRBY', FENCE, 'polled', -back)
   end
   call('HDEL', HOLD, token)
   return back, known
+end
+
+-- WRITES. A relayed consumption ends its hold; what was taken is gone.
+local function consume_write(token)
+  local h = hold(token)
+  if h and h.kind == 'l' then call('HINCRBY', FENCE, 'polled', -#elements(h.body)) end
+  call('HDEL', HOLD, token)
 end
 
 -- The token that holds a member, or nil.

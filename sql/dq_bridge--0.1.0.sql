@@ -100,22 +100,52 @@ CREATE TABLE @extschema@.dq_rotation (
   round pg_catalog.int8 NOT NULL PRIMARY KEY,
   since pg_catalog.timestamptz NOT NULL,
   tbl pg_catalog.int4 NOT NULL,
-  emptied pg_catalog.int4 NOT NULL,     -- table emptied in this round; -2-n: n was left for tbl
-  complete pg_catalog.text NOT NULL,    -- snapshot it was complete under
-  last_due pg_catalog.int8 NOT NULL     -- largest due in it
+  emptied pg_catalog.int4 NOT NULL      -- table emptied in this round; -2-n: n was left for tbl
 );
 COMMENT ON TABLE @extschema@.dq_rotation IS
-'which outbox table takes new rows, and what was known of those emptied';
+'which outbox table takes new rows, and which were emptied';
 
--- What is known to have reached Redis, per shard; at most one write a second.
-CREATE TABLE @extschema@.dq_marks (
+-- What emptied tables held, per shard: missing if Redis falls back behind it.
+CREATE TABLE @extschema@.dq_emptied (
+  shard pg_catalog.int4 NOT NULL,
+  round pg_catalog.int8 NOT NULL,       -- dq_rotation.round
+  source pg_catalog.int4 NOT NULL,      -- dq_source.no
+  complete pg_catalog.text NOT NULL,    -- snapshot that sees all of it
+  tasks pg_catalog.int8 NOT NULL,       -- offers
+  due pg_catalog.int8 NOT NULL,         -- the largest of theirs
+  any_due pg_catalog.int8 NOT NULL,     -- of removed and replaced tasks as well
+  newest pg_catalog.timestamptz NOT NULL,
+  PRIMARY KEY (shard, round)
+);
+COMMENT ON TABLE @extschema@.dq_emptied IS
+'per shard: what the emptied outbox tables held';
+
+-- Losses that could not be made good, until dq_resume accepts them.
+CREATE TABLE @extschema@.dq_losses (
   shard pg_catalog.int4 NOT NULL PRIMARY KEY,
-  applied pg_catalog.text NOT NULL,     -- snapshot
-  due pg_catalog.int8 NOT NULL,
-  mark pg_catalog.text NOT NULL
+  since pg_catalog.timestamptz NOT NULL,
+  tasks pg_catalog.int8 NOT NULL,
+  newest pg_catalog.timestamptz NOT NULL,
+  due pg_catalog.int8 NOT NULL
+);
+COMMENT ON TABLE @extschema@.dq_losses IS
+'per shard: tasks that Redis has lost and that the outbox does not hold any more';
+
+-- What is known to have reached Redis and to have left it, per shard; at most one
+-- write a second. The number is another each time, so that the key's index need
+-- not look at dead versions, which pile up while somebody holds a snapshot.
+CREATE TABLE @extschema@.dq_marks (
+  shard pg_catalog.int4 NOT NULL,
+  no pg_catalog.int8 NOT NULL,          -- counted up
+  source pg_catalog.int4 NOT NULL,      -- dq_source.no
+  applied pg_catalog.text NOT NULL,     -- snapshot whose operations are all in Redis
+  settled pg_catalog.text NOT NULL,     -- snapshot A, '' none: of the tasks it sees ...
+  due pg_catalog.int8 NOT NULL,         -- ... those due by then have been delivered
+  producers pg_catalog.text NOT NULL,   -- other sources that fed the shard then
+  PRIMARY KEY (shard, no)
 );
 COMMENT ON TABLE @extschema@.dq_marks IS
-'per shard: a snapshot whose operations were all in Redis';
+'per shard: which operations were all in Redis, and which of their tasks are delivered';
 
 CREATE TABLE @extschema@.dq_pauses (
   server pg_catalog.oid NOT NULL,
@@ -132,6 +162,8 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.dq_source', '');
 ALTER TABLE @extschema@.dq_source REPLICA IDENTITY NOTHING;
 ALTER TABLE @extschema@.dq_shards REPLICA IDENTITY NOTHING;
 ALTER TABLE @extschema@.dq_rotation REPLICA IDENTITY NOTHING;
+ALTER TABLE @extschema@.dq_emptied REPLICA IDENTITY NOTHING;
+ALTER TABLE @extschema@.dq_losses REPLICA IDENTITY NOTHING;
 ALTER TABLE @extschema@.dq_marks REPLICA IDENTITY NOTHING;
 ALTER TABLE @extschema@.dq_pauses REPLICA IDENTITY NOTHING;
 
@@ -215,6 +247,26 @@ AS 'MODULE_PATHNAME', 'dq_reschedule_at' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.dq_reschedule_at(pg_catalog.regclass, anyelement, pg_catalog.timestamptz) IS
 'move a pending task, found by key, id or payload, to another instant; returns its new id, NULL: not pending';
 
+-- ---------------------------------------------------------------------------
+-- Taking due tasks
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.dq_poll(
+  queue pg_catalog.regclass, max pg_catalog.int8 DEFAULT 1,
+  wait pg_catalog.interval DEFAULT '0'::pg_catalog.interval)
+RETURNS SETOF pg_catalog.text
+AS 'MODULE_PATHNAME', 'dq_poll' LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10;
+COMMENT ON FUNCTION @extschema@.dq_poll(pg_catalog.regclass, pg_catalog.int8, pg_catalog.interval) IS
+'take up to max due tasks from the ready list, waiting for the first; consumed by commit, put back in front by rollback';
+
+CREATE FUNCTION @extschema@.dq_poll_bytea(
+  queue pg_catalog.regclass, max pg_catalog.int8 DEFAULT 1,
+  wait pg_catalog.interval DEFAULT '0'::pg_catalog.interval)
+RETURNS SETOF pg_catalog.bytea
+AS 'MODULE_PATHNAME', 'dq_poll_bytea' LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10;
+COMMENT ON FUNCTION @extschema@.dq_poll_bytea(pg_catalog.regclass, pg_catalog.int8, pg_catalog.interval) IS
+'the same as dq_poll, with payloads as they are';
+
 CREATE FUNCTION @extschema@.dq_transfer(queue pg_catalog.regclass, max pg_catalog.int8 DEFAULT 100)
 RETURNS pg_catalog.int8
 AS 'MODULE_PATHNAME', 'dq_transfer' LANGUAGE C VOLATILE PARALLEL UNSAFE;
@@ -239,7 +291,7 @@ CREATE FUNCTION @extschema@.dq_resume(queue pg_catalog.regclass)
 RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME', 'dq_resume' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.dq_resume(pg_catalog.regclass) IS
-'end a pause';
+'end a pause, and accept a loss of data: due tasks go on';
 
 -- ---------------------------------------------------------------------------
 -- Queues

@@ -69,6 +69,7 @@ SELECT v, on_queue('role', v) FROM unnest('{owner,producer,Owner,both}'::text[])
 SELECT v, on_queue('shards', v) FROM unnest('{1,16,0,1025}'::text[]) v;
 SELECT v, on_queue('destination', v) FROM unnest('{list,none,stream,table}'::text[]) v;
 SELECT v, on_queue('on_outage', v) FROM unnest('{defer,error,"error ",""}'::text[]) v;
+SELECT v, on_queue('on_data_loss', v) FROM unnest('{stop,continue,wait}'::text[]) v;
 SELECT v, on_queue('remove_timeout', v) FROM unnest('{500ms,0,-1}'::text[]) v;
 
 -- empty values and the shape of text
@@ -89,7 +90,7 @@ SELECT o, d, on_queue(o, d), v, on_queue(o, v) FROM (VALUES
   ('stream_maxlen', '0', '1000'), ('concurrency', '1', '2'), ('max_attempts', '20', '3'),
   ('backoff', '1000ms', '2s'), ('backoff_max', '60min', '1d'),
   ('handler_timeout', '300s', '1min'), ('rate', '0', '10'),
-  ('on_data_loss', 'stop', 'continue'), ('contents', 'pending', 'ready')) t(o, d, v);
+  ('contents', 'pending', 'ready')) t(o, d, v);
 SELECT o, on_queue(o, 'x') FROM unnest('{sink,handler,notify}'::text[]) o;
 SELECT v, try(format('CREATE FOREIGN TABLE options_q (payload text OPTIONS (on_error %L)) SERVER options_fixed', v))
   FROM unnest(ARRAY['null', 'error']) v;

@@ -6,6 +6,7 @@
 
 #include "redis/redis.h"
 #include "settings.h"
+#include "shared/points.h"
 #include "utils/guc.h"
 
 bool		dq_enabled = true;
@@ -89,5 +90,8 @@ dq_settings_init(void)
 							   GUC_SUPERUSER_ONLY,
 							   check_script_dir, assign_script_dir, NULL);
 
+#ifdef DQ_POINTS
+	dq_points_init();
+#endif
 	MarkGUCPrefixReserved("dq_bridge");
 }

@@ -33,12 +33,13 @@ look(const Candidate *c, const char *source, const char *queue, DqFence *fence,
 {
 	DqRedis    *redis;
 	DqReply    *error = NULL;
+	DqStatusArgs args = {.source = source};
 	int			tries;
 
 	for (tries = 0; tries < 3; tries++)
 	{
 		redis = dq_redis_get(c->target);
-		dq_op_status_send(redis, &c->keys, source, NULL, 0, dq_now_ms());
+		dq_op_status_send(redis, &c->keys, &args);
 		dq_op_status_result(redis, fence, record, &error);
 		if (!error)
 			return redis;

@@ -26,6 +26,8 @@ extern bool dq_is_known_down(DqQueue *queue);
 extern void dq_raise_outage(const DqQueue *queue);
 /* 55000 for role producer */
 extern void dq_require_not_producer(const DqQueue *queue, const char *what);
+/* 55000 unless the owner that Redis names (source, place) is nobody or we */
+extern void dq_require_ours(const DqQueue *queue, const char *source, const char *place);
 
 /* offer.c */
 /* Record an offer; returns the id's text. Rights are the caller's business. */
@@ -61,14 +63,17 @@ typedef struct DqTaken
 } DqTaken;
 /*
  * Take the task that an element names out of circulation. key_only: by its key and
- * no other way, and an outage never raises. TRUE: record what is taken
- * (dq_taken_record). UNKNOWN: own tasks may have been taken all the same.
+ * no other way, and an outage never raises. UNKNOWN: own tasks may have been taken
+ * all the same. The deadline moves by the time that others' transactions took.
  */
-extern DqAnswer dq_take(Oid relid, bytea *element, bool key_only, DqTaken *taken);
+extern DqAnswer dq_take(Oid relid, bytea *element, bool key_only, TimestampTz *deadline,
+						DqTaken *taken);
+/* The same, and the rows that end it are written (remove.c). */
+extern DqAnswer dq_take_and_record(Oid relid, bytea *element, bool key_only, DqTaken *taken);
+/* Until the relay has moved, 10 ms or the deadline; without a worker, relay. */
+extern void dq_wait_for_relay(Oid serverid, TimestampTz deadline);
 /* Key before id before payload, then the earliest due. */
 extern bool dq_found_is_better(char how, int64 due, char than_how, int64 than_due);
-/* Write the rows that end what was taken. false: the hold may be lost (PO 7). */
-extern bool dq_taken_record(DqQueue *queue, DqTaken *taken);
 
 /* dq_remove: by key, id or payload */
 extern DqAnswer dq_remove_element(DqQueue *queue, bytea *element);
@@ -77,5 +82,16 @@ extern char *dq_reschedule_element(DqQueue *queue, bytea *element, int64 due);
 /* For triggers: the task with this key and no other; an outage never raises,
  * whatever on_outage says. */
 extern DqAnswer dq_remove_key(DqQueue *queue, bytea *key);
+
+/* arrivals.c: waiting for elements of the ready lists of a queue */
+/*
+ * Until something has arrived in one of these shards for us, or for a while; may be
+ * early. Goes on where it ended until dq_arrivals_forget().
+ */
+extern void dq_arrivals_wait(const DqTarget *target, const DqKeys *keys,
+							 const int32 *shards, int nshards, TimestampTz until);
+/* So many elements are left to the others. */
+extern void dq_arrivals_pass_on(int shard, int64 left);
+extern void dq_arrivals_forget(void);
 
 #endif							/* DQ_API_H */

@@ -7,6 +7,7 @@
 #include "api/api.h"
 #include "compat.h"
 #include "relay/relay.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -55,8 +56,9 @@ queue_is_synced(DqQueue *queue, Snapshot snapshot)
 		DqFence		fence;
 		DqFenceRecord record;
 		DqReply    *error;
+		DqStatusArgs args = {.source = source->id};
 
-		dq_op_status_send(redis, &keys, source->id, NULL, 0, dq_now_ms());
+		dq_op_status_send(redis, &keys, &args);
 		dq_op_status_result(redis, &fence, &record, &error);
 		if (error)
 		{
@@ -236,6 +238,8 @@ dq_transfer(PG_FUNCTION_ARGS)
 		(void) dq_relay_by_hand(queue->serverid, 10000);
 	queue = dq_queue_get(PG_GETARG_OID(0));
 	dq_shards_resolve(queue);
+	if (queue->stop_on_loss && dq_queue_has_loss(queue))
+		PG_RETURN_INT64(0);
 	server = dq_server_get(queue->serverid, queue->owner, false);
 	dq_server_check_usable(server);
 	for (i = 0; i < queue->nshards; i++)
@@ -253,10 +257,12 @@ dq_transfer(PG_FUNCTION_ARGS)
 			CHECK_FOR_INTERRUPTS();
 			if (!dq_stats_get(MyDatabaseId, queue->shard_no[i], &stats))
 				break;
+			DQ_POINT("hand.transfer.send");
 			dq_op_transfer_send(redis, &keys, stats.session, stats.floor,
 								dq_source_get(true)->id, dq_now_ms(),
 								(int) Min(max - moved, 256));
 			dq_op_transfer_result(redis, &result, &error);
+			DQ_POINT("hand.transfer.received");
 			if (error)
 			{
 				if (dq_reply_is_noscript(error))
@@ -295,6 +301,11 @@ set_pause(FunctionCallInfo fcinfo, const char *name, bool paused)
 	queue = dq_queue_get(PG_GETARG_OID(0));
 	dq_require_owner(queue);
 	(void) dq_pause_set(queue, paused);
+	if (!paused)
+	{
+		dq_shards_resolve(queue);
+		dq_losses_accept(queue);
+	}
 }
 
 Datum

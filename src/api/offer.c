@@ -7,6 +7,7 @@
 
 #include "api/api.h"
 #include "compat.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "common/int.h"
@@ -83,9 +84,11 @@ dq_offer_record_as(DqQueue *queue, char op, int32 shard_no, bytea *payload, int6
 				 errhint("Set option index of the foreign table to \"on\".")));
 	if (queue->on_outage == DQ_OUTAGE_ERROR && dq_is_known_down(queue))
 		dq_raise_outage(queue);
+	DQ_POINT("offer.begin");
 	dq_shards_resolve(queue);
 	memset(&row, 0, sizeof(row));
 	row.seq = dq_outbox_next(&row.id);
+	DQ_POINT("offer.numbered");
 	if (queue->nshards > 1)
 		shard = key ? dq_shard_of_key(VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key), queue->nshards)
 			: (int) (row.seq % queue->nshards);
@@ -95,6 +98,7 @@ dq_offer_record_as(DqQueue *queue, char op, int32 shard_no, bytea *payload, int6
 	row.key = key;
 	row.payload = payload;
 	dq_outbox_insert(&row, queue->serverid);
+	DQ_POINT("offer.recorded");
 	return dq_id_out(due, row.id);
 }
 

@@ -9,11 +9,13 @@
 
 #include "api/api.h"
 #include "compat.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/timestamp.h"
 
 PG_FUNCTION_INFO_V1(dq_remove);
 
@@ -42,6 +44,7 @@ record_member(DqQueue *queue, int32 shard, int64 due, bytea *member, const char 
 	row.member = member;
 	row.token = token;
 	dq_outbox_insert(&row, queue->serverid);
+	DQ_POINT("remove.recorded");
 }
 
 /*
@@ -61,37 +64,58 @@ record_element(DqQueue *queue, bytea *element, bool key_only)
 	row.op = key_only ? DQ_OP_REMOVE_KEY : DQ_OP_REMOVE_ELEMENT;
 	row.key = element;
 	dq_outbox_insert(&row, queue->serverid);
+	DQ_POINT("remove.recorded");
 }
 
 /*
  * The rows of what was taken: with the token, so that only this row ends the hold
- * when it has committed (PO 9).
+ * when it has committed (PO 9). false: Redis has lost the hold, nothing is written.
  */
-bool
-dq_taken_record(DqQueue *queue, DqTaken *taken)
+static bool
+record_taken(DqQueue *queue, DqTaken *taken)
 {
-	char		session[sizeof(taken->session.session)];
-	int64		floor;
-
 	if (taken->in_redis)
 	{
+		/*
+		 * PO 7: a bridge that finds Redis gone back publishes a new session, waits
+		 * for rows that are being written, and then reads which open transactions
+		 * rely on holds.
+		 */
+		if (!dq_hold_writing(taken->shard, taken->session.session))
+			return false;
 		record_member(queue, taken->shard, taken->due, taken->member, taken->token);
+		dq_hold_written();
 		dq_hold_keep(taken->token);
 	}
 	if (taken->is_own)
 		record_member(queue, taken->own.shard, taken->own.due,
 					  dq_member_make(taken->own.id, taken->own.payload), NULL);
-	if (!taken->in_redis)
-		return true;
+	return true;
+}
 
-	/*
-	 * PO 7: a bridge that finds Redis gone back opens a new session, publishes it,
-	 * and then reads which open transactions rely on holds. Either it has seen our
-	 * row, or we see its session.
-	 */
-	pg_memory_barrier();
-	return dq_session_get(MyDatabaseId, taken->shard, session, &floor) &&
-		strcmp(session, taken->session.session) == 0;
+DqAnswer
+dq_take_and_record(Oid relid, bytea *element, bool key_only, DqTaken *taken)
+{
+	DqQueue    *queue = dq_queue_get(relid);
+	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+													   queue->remove_timeout);
+
+	for (;;)
+	{
+		DqAnswer	answer = dq_take(relid, element, key_only, &deadline, taken);
+
+		DQ_POINT("take.answered");
+		/* messages may have been processed meanwhile */
+		queue = dq_queue_get(relid);
+		dq_shards_resolve(queue);
+		if (record_taken(queue, taken))
+			return answer;
+		if (GetCurrentTimestamp() >= deadline)
+		{
+			memset(taken, 0, sizeof(*taken));
+			return DQ_ANSWER_UNKNOWN;
+		}
+	}
 }
 
 static DqAnswer
@@ -102,12 +126,9 @@ remove_task(DqQueue *queue, bytea *element, bool key_only)
 	DqAnswer	answer;
 
 	dq_require_not_producer(queue, "remove tasks");
-	answer = dq_take(relid, element, key_only, &taken);
-	/* messages may have been processed meanwhile */
+	answer = dq_take_and_record(relid, element, key_only, &taken);
 	queue = dq_queue_get(relid);
 	dq_shards_resolve(queue);
-	if (!dq_taken_record(queue, &taken))
-		return DQ_ANSWER_UNKNOWN;
 	if (answer == DQ_ANSWER_UNKNOWN && !taken.is_own)
 		record_element(queue, element, key_only);
 	return answer;

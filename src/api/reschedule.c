@@ -8,6 +8,7 @@
 
 #include "api/api.h"
 #include "compat.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -74,7 +75,7 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 	int32		shard;
 
 	dq_require_not_producer(queue, "reschedule tasks");
-	answer = dq_take(relid, element, false, &taken);
+	answer = dq_take_and_record(relid, element, false, &taken);
 	queue = dq_queue_get(relid);
 	dq_shards_resolve(queue);
 	if (answer == DQ_ANSWER_FALSE)
@@ -96,8 +97,7 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 		record_element(queue, element, due);
 		return NULL;
 	}
-	/* a hold that may be lost: the rows mean the same task all the same (PO 17) */
-	(void) dq_taken_record(queue, &taken);
+	DQ_POINT("reschedule.taken");
 	return dq_offer_record_as(queue, DQ_OP_RESCHEDULE, shard, payload, due, key);
 }
 

@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "compat.h"
 #include "relay/relay.h"
+#include "shared/points.h"
 
 #include "access/subtrans.h"
 #include "access/transam.h"
@@ -66,22 +67,6 @@ patient_target(Asking *asking)
 	return target;
 }
 
-static void
-refuse_foreign_owner(Asking *asking, const DqFound *found)
-{
-	const DqSource *source = dq_source_get(true);
-
-	if (found->owner_source[0] == '\0' ||
-		(strcmp(found->owner_source, source->id) == 0 &&
-		 strcmp(found->owner_place, dq_place()) == 0))
-		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("queue \"%s\" belongs to another database", asking->queue->relname),
-			 errdetail("Its owner is source %s.", found->owner_source),
-			 errhint("dq_adopt() makes this database the owner.")));
-}
-
 /* Key before id before payload, then the earliest due. */
 bool
 dq_found_is_better(char how, int64 due, char than_how, int64 than_due)
@@ -95,16 +80,19 @@ dq_found_is_better(char how, int64 due, char than_how, int64 than_due)
 
 /* ---- one look ---- */
 
-static bool
+/* Without one the answer will say whose the queue is, or that it is not open. */
+static void
 get_sessions(Asking *asking)
 {
 	int			i;
 
 	for (i = 0; i < asking->queue->nshards; i++)
-		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i],
-							asking->sessions[i].session, &asking->sessions[i].floor))
-			return false;
-	return true;
+	{
+		DqSession  *s = &asking->sessions[i];
+
+		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i], s->session, &s->floor))
+			s->session[0] = '\0';
+	}
 }
 
 /* The answers of shards from..to: are they answers at all? */
@@ -118,7 +106,7 @@ accept(Asking *asking, int from, int to)
 	{
 		DqFound    *f = &asking->found[i];
 
-		refuse_foreign_owner(asking, f);
+		dq_require_ours(asking->queue, f->owner_source, f->owner_place);
 		if (f->fence.status != DQ_OK)
 			ready = false;
 		else
@@ -232,8 +220,7 @@ look(Asking *asking, int *where)
 	bool		again = false;
 	int			i;
 
-	if (!get_sessions(asking))
-		return LOOK_WAIT;
+	get_sessions(asking);
 	dq_op_hold(redis, queue->relname, asking->keys, 0, queue->nshards, asking->home,
 			   asking->sessions, &asking->args, asking->found);
 	if (!accept(asking, 0, queue->nshards))
@@ -309,11 +296,10 @@ is_settled(Asking *asking, const bytea *member)
  * Wait until the relay has moved on; relay by hand if nobody else does. Callers
  * go on asking until their deadline.
  */
-static void
-wait_for_relay(Asking *asking)
+void
+dq_wait_for_relay(Oid serverid, TimestampTz deadline)
 {
-	Oid			serverid = asking->queue->serverid;
-	long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), asking->deadline);
+	long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), deadline);
 
 	if (left <= 0)
 		return;
@@ -323,6 +309,12 @@ wait_for_relay(Asking *asking)
 		ConditionVariableTimedSleep(&dq_shared()->progress, Min(left, 10), PG_WAIT_EXTENSION);
 		ConditionVariableCancelSleep();
 	}
+}
+
+static void
+wait_for_relay(Asking *asking)
+{
+	dq_wait_for_relay(asking->queue->serverid, asking->deadline);
 }
 
 static void
@@ -346,7 +338,6 @@ wait_for_holder(Asking *asking, int where)
 	DqHold	   *holder = &asking->found[where].holder;
 	FullTransactionId xid = FullTransactionIdFromU64(holder->xid);
 	FullTransactionId wait = FullTransactionIdFromU64(holder->subxid ? holder->subxid : holder->xid);
-	FullTransactionId next = ReadNextFullTransactionId();
 	TimestampTz began = GetCurrentTimestamp();
 
 	if (strcmp(holder->source, asking->args.source) != 0)
@@ -354,11 +345,19 @@ wait_for_holder(Asking *asking, int where)
 		wait_for_relay(asking); /* a former owner's: the bridge puts it back */
 		return;
 	}
-	/* numbers of an earlier life may be ahead of us, or long out of reach */
-	if (FullTransactionIdPrecedes(wait, next) &&
-		U64FromFullTransactionId(next) - holder->xid < (UINT64CONST(1) << 31))
-		XactLockTableWait(XidFromFullTransactionId(wait), NULL, NULL, XLTW_None);
+	DQ_POINT("hold.wait");
+	/*
+	 * Numbers that an earlier life of the server had given out and this one may give
+	 * out again belong to nobody we could wait for.
+	 */
+	if (holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid)
+	{
+		if (U64FromFullTransactionId(ReadNextFullTransactionId()) - holder->xid <
+			(UINT64CONST(1) << 31))
+			XactLockTableWait(XidFromFullTransactionId(wait), NULL, NULL, XLTW_None);
+	}
 	asking->deadline += GetCurrentTimestamp() - began;
+	DQ_POINT("hold.waited");
 
 	retake_snapshot(asking);
 	if (dq_outbox_has_row(asking->queue->shard_no[where], xid, holder->token,
@@ -389,7 +388,9 @@ ask_loop(Asking *asking, int *where)
 		/* from the first byte on it may be executed, whatever we hear of it */
 		dq_hold_void(asking->token);
 		dq_hold_sent(asking->token);
+		DQ_POINT("hold.send");
 		seen = look(asking, where);
+		DQ_POINT("hold.received");
 		switch (seen)
 		{
 			case LOOK_TAKEN:
@@ -481,7 +482,7 @@ ask(Asking *asking, int *where)
  * both: an own offer under a key has replaced the older task, which goes as well.
  */
 DqAnswer
-dq_take(Oid relid, bytea *element, bool key_only, DqTaken *taken)
+dq_take(Oid relid, bytea *element, bool key_only, TimestampTz *deadline, DqTaken *taken)
 {
 	DqQueue    *queue = dq_queue_get(relid);
 	Asking		asking;
@@ -499,7 +500,7 @@ dq_take(Oid relid, bytea *element, bool key_only, DqTaken *taken)
 	asking.key_only = key_only;
 	asking.home = dq_shard_of_key(VARDATA_ANY(element), VARSIZE_ANY_EXHDR(element),
 								  queue->nshards);
-	asking.deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), queue->remove_timeout);
+	asking.deadline = *deadline;
 	asking.keys = palloc(queue->nshards * sizeof(DqKeys));
 	asking.sessions = palloc0(queue->nshards * sizeof(DqSession));
 	asking.found = palloc0(queue->nshards * sizeof(DqFound));
@@ -522,6 +523,7 @@ dq_take(Oid relid, bytea *element, bool key_only, DqTaken *taken)
 	/* what this transaction offered is known without asking anybody */
 	own_found = dq_own_find(queue, element, &own) && (!key_only || own.how == 'k');
 	answer = ask(&asking, &where);
+	*deadline = asking.deadline;
 	/* messages may have been processed meanwhile */
 	queue = dq_queue_get(relid);
 	dq_shards_resolve(queue);

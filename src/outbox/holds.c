@@ -30,6 +30,7 @@ static char *left = NULL;
 static int	nleft = 0,
 			maxleft = 0;
 static bool registered = false;
+static int32 writing = 0;		/* shard of a row that is being written, 0: none */
 
 /* The server's life, up to its next crash: xids may be given out again then. */
 uint64
@@ -107,6 +108,26 @@ dq_hold_keep(const char *token)
 	nlive++;
 }
 
+/*
+ * Around the row that relies on a hold; false: do not write it, ask anew.
+ */
+bool
+dq_hold_writing(int32 shard, const char *session)
+{
+	if (!dq_session_writing(MyDatabaseId, shard, session))
+		return false;
+	writing = shard;
+	return true;
+}
+
+void
+dq_hold_written(void)
+{
+	if (writing != 0)
+		dq_session_written(MyDatabaseId, writing);
+	writing = 0;
+}
+
 const char *
 dq_holds_left(int *n)
 {
@@ -122,6 +143,7 @@ dq_holds_end(bool committed)
 {
 	bool		back = registered && (nleft > 0 || (!committed && nlive > 0));
 
+	dq_hold_written();			/* an error came between */
 	live = NULL;
 	left = NULL;
 	nlive = maxlive = nleft = maxleft = 0;
@@ -136,6 +158,7 @@ dq_holds_subend(bool committed)
 	bool		back = false;
 	int			i;
 
+	dq_hold_written();			/* an error came between */
 	for (i = nlive - 1; i >= 0 && live[i].level >= level; i--)
 	{
 		if (committed)

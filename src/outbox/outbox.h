@@ -60,6 +60,7 @@ extern DqSnapshot *dq_snapshot_in(const char *text);
 extern char *dq_snapshot_out(const DqSnapshot *snap);
 extern bool dq_snapshot_sees(const DqSnapshot *snap, uint32 tli, FullTransactionId xid);
 extern bool dq_snapshot_equal(const DqSnapshot *a, const DqSnapshot *b);
+extern bool dq_snapshot_covers(const DqSnapshot *a, const DqSnapshot *b);
 /* End of the last inserted WAL record; take it AFTER the snapshot (PO 1). */
 extern XLogRecPtr dq_flush_point(void);
 /* Flush up to it, wait for the synchronous standby. false: the wait was cut short. */
@@ -91,8 +92,9 @@ extern List *dq_shards_list(Oid serverid);
 
 /* ---- store.c: rows of the extension's small tables ------------------------------ */
 
-/* Insert past the executor, invisible to logical decoding; indexes included. */
-extern void dq_store_insert(Relation rel, Datum *values, bool *nulls);
+/* Insert past the executor, invisible to logical decoding; indexes included.
+ * Returns where it lies. */
+extern ItemPointerData dq_store_insert(Relation rel, Datum *values, bool *nulls);
 extern void dq_store_delete(Relation rel, HeapTuple tuple);
 /* Does (server, name) stand in the table? Both columns come first there. */
 extern HeapTuple dq_store_find(Relation rel, Snapshot snapshot, Oid serverid,
@@ -242,9 +244,65 @@ extern Oid	dq_outbox_relation(int table);
  * transaction. Returns when to call again, DT_NOEND: when rows have been added.
  */
 extern TimestampTz dq_outbox_rotate(int64 window_ms);
-/* The mark of a shard: a snapshot all of whose operations are in Redis. */
-extern void dq_mark_store(int32 shard, const DqSnapshot *applied, int64 due);
-extern DqSnapshot *dq_mark_get(int32 shard, Snapshot snapshot);
+
+/* None of the tables is emptied before the end of this transaction. */
+extern void dq_outbox_keep(void);
+
+/* ---- marks.c: what is known of deliveries ------------------------------------------ */
+
+/*
+ * applied: a snapshot of a complete fence that Redis has acknowledged; all its
+ * operations were in Redis (PO 16). settled (A) and due (W): of the own tasks that
+ * A sees, each one due by W has left the pending set, holds and the ready list
+ * (PO 15a). Snapshots as text; settled is "" when nothing is known yet.
+ */
+typedef struct DqMark
+{
+	int64		no;				/* another each time */
+	char	   *applied;
+	char	   *settled;
+	int64		due;			/* ms */
+	char	   *producers;		/* other sources that lived then, by spaces */
+} DqMark;
+
+/* The stored mark of a shard, of this source; false: none. palloc'd */
+extern bool dq_mark_get(int32 shard, Snapshot snapshot, DqMark *mark);
+/* at: where the one before lies, if this process stored it; set to the new one. */
+extern void dq_mark_store(int32 shard, const DqMark *mark, ItemPointer at);
+/* How often marks may be stored, in ms, for a table of that many shards. */
+extern int	dq_marks_interval(int nshards);
+
+/* ---- losses.c: what cannot be applied again ---------------------------------------- */
+
+/* What an emptied outbox table held of a shard. */
+typedef struct DqEmptied
+{
+	int32		shard;
+	int64		round;			/* dq_rotation.round in which it was emptied */
+	char	   *complete;		/* snapshot that sees all of it */
+	int64		tasks;			/* offers */
+	int64		due;			/* the largest of theirs (ms) */
+	int64		any_due;		/* of theirs and of tasks that were removed or
+								 * replaced; INT64_MAX: not known */
+	TimestampTz newest;
+} DqEmptied;
+
+extern void dq_emptied_note(const DqEmptied *e);
+
+typedef struct DqLoss
+{
+	TimestampTz since;			/* when it was found */
+	int64		tasks;			/* at most so many; 0: removals only */
+	TimestampTz newest;			/* they were offered until then */
+	int64		due;			/* and due until then (ms) */
+} DqLoss;
+
+extern bool dq_loss_check(int32 shard, const DqSnapshot *prev, bool found,
+						  const DqMark *mark, bool note, DqLoss *loss);
+extern bool dq_loss_get(int32 shard, Snapshot snapshot, DqLoss *loss);
+extern char *dq_loss_text(const DqLoss *loss);
+extern bool dq_queue_has_loss(const DqQueue *queue);
+extern void dq_losses_accept(const DqQueue *queue);
 
 /* ---- own.c: what this transaction has offered and not removed ---------------------- */
 
@@ -277,6 +335,10 @@ extern void dq_hold_draw(char *token);	/* DQ_TOKEN_LEN random bytes */
 extern void dq_hold_sent(const char *token);
 extern void dq_hold_void(const char *token);
 extern void dq_hold_keep(const char *token);
+/* Around the row that relies on a hold of this session (PO 7). false: the hold may
+ * be lost, write nothing and ask anew. */
+extern bool dq_hold_writing(int32 shard, const char *session);
+extern void dq_hold_written(void);
 /* Tokens of this transaction that stand for nothing: they may be taken over. */
 extern const char *dq_holds_left(int *n);
 

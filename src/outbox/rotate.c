@@ -1,9 +1,9 @@
 /*
  * rotate.c
- *	  Which outbox table takes new rows, the marks of what has reached Redis, and
- *	  the emptying of old tables as a whole (PO 16). Emptying gives the table new
- *	  storage under a conditional exclusive lock: nobody waits for it, no logical
- *	  TRUNCATE is written.
+ *	  Which outbox table takes new rows, and the emptying of old tables as a whole
+ *	  (PO 16). Emptying gives the table new storage under a conditional exclusive
+ *	  lock: nobody waits for it, no logical TRUNCATE is written. Called by the
+ *	  bridge.
  */
 #include "postgres.h"
 
@@ -36,27 +36,19 @@ enum
 	Anum_rotation_since,
 	Anum_rotation_tbl,
 	Anum_rotation_emptied,
-	Anum_rotation_complete,
-	Anum_rotation_last_due,
-	Natts_rotation = Anum_rotation_last_due
-};
-
-enum
-{
-	Anum_marks_shard = 1,
-	Anum_marks_applied,
-	Anum_marks_due,
-	Anum_marks_mark,
-	Natts_marks = Anum_marks_mark
+	Natts_rotation = Anum_rotation_emptied
 };
 
 /* columns of an outbox table that the check reads */
 #define ANUM_XID	1
 #define ANUM_DUE	3
+#define ANUM_AT		5
 #define ANUM_SHARD	6
 #define ANUM_TLI	7
 #define ANUM_SOURCE	8
 #define ANUM_PLACE	9
+#define ANUM_OP		11
+#define ANUM_KEY	12
 
 typedef struct Rotation
 {
@@ -161,71 +153,19 @@ dq_outbox_current(void)
 	return cached.current;
 }
 
-/* ---- marks ---- */
-
-static HeapTuple
-find_mark(Relation rel, Snapshot snapshot, int32 shard)
-{
-	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, snapshot, 0, NULL);
-	HeapTuple	tuple,
-				found = NULL;
-	bool		isnull;
-
-	while (found == NULL && HeapTupleIsValid(tuple = systable_getnext(scan)))
-		if (DatumGetInt32(heap_getattr(tuple, Anum_marks_shard, RelationGetDescr(rel),
-									   &isnull)) == shard)
-			found = heap_copytuple(tuple);
-	systable_endscan(scan);
-	return found;
-}
-
 void
-dq_mark_store(int32 shard, const DqSnapshot *applied, int64 due)
+dq_outbox_keep(void)
 {
-	Relation	rel = table_open(dq_extension_relation("dq_marks"), RowExclusiveLock);
-	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
-	HeapTuple	tuple = find_mark(rel, snapshot, shard);
-	Datum		values[Natts_marks];
-	bool		nulls[Natts_marks] = {0};
-	uint64		random;
+	int			i;
 
-	UnregisterSnapshot(snapshot);
-	if (!pg_strong_random(&random, sizeof(random)))
-		random = (uint64) GetCurrentTimestamp();
-	if (tuple)
-		dq_store_delete(rel, tuple);
-	values[Anum_marks_shard - 1] = Int32GetDatum(shard);
-	values[Anum_marks_applied - 1] = CStringGetTextDatum(dq_snapshot_out(applied));
-	values[Anum_marks_due - 1] = Int64GetDatum(due);
-	values[Anum_marks_mark - 1] =
-		CStringGetTextDatum(psprintf("%016llx", (unsigned long long) random));
-	dq_store_insert(rel, values, nulls);
-	table_close(rel, RowExclusiveLock);
-}
-
-DqSnapshot *
-dq_mark_get(int32 shard, Snapshot snapshot)
-{
-	Relation	rel = table_open(dq_extension_relation("dq_marks"), AccessShareLock);
-	HeapTuple	tuple = find_mark(rel, snapshot, shard);
-	DqSnapshot *mark = NULL;
-
-	if (tuple)
-	{
-		bool		isnull;
-
-		mark = dq_snapshot_in(TextDatumGetCString(heap_getattr(tuple, Anum_marks_applied,
-															   RelationGetDescr(rel), &isnull)));
-	}
-	table_close(rel, AccessShareLock);
-	return mark;
+	for (i = 0; i < DQ_NUM_OUTBOX; i++)
+		LockRelationOid(dq_outbox_relation(i), AccessShareLock);
 }
 
 /* ---- rotation ---- */
 
 static void
-write_round(Relation rel, int64 round, int table, int emptied, const char *complete,
-			int64 last_due)
+write_round(Relation rel, int64 round, int table, int emptied)
 {
 	Datum		values[Natts_rotation];
 	bool		nulls[Natts_rotation] = {0};
@@ -234,8 +174,6 @@ write_round(Relation rel, int64 round, int table, int emptied, const char *compl
 	values[Anum_rotation_since - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
 	values[Anum_rotation_tbl - 1] = Int32GetDatum(table);
 	values[Anum_rotation_emptied - 1] = Int32GetDatum(emptied);
-	values[Anum_rotation_complete - 1] = CStringGetTextDatum(complete);
-	values[Anum_rotation_last_due - 1] = Int64GetDatum(last_due);
 	dq_store_insert(rel, values, nulls);
 	CacheInvalidateRelcache(rel);
 	CommandCounterIncrement();
@@ -262,57 +200,91 @@ lost_shards(void)
 	return lost;
 }
 
+/* Of one shard, while a table is looked through. */
+typedef struct ShardRows
+{
+	DqEmptied	sum;
+	DqSnapshot *applied;		/* by its mark */
+} ShardRows;
+
+static ShardRows *
+rows_of_shard(List **shards, int32 shard, Snapshot snapshot)
+{
+	ShardRows  *rows;
+	DqMark		mark;
+	ListCell   *lc;
+
+	foreach(lc, *shards)
+	{
+		rows = lfirst(lc);
+		if (rows->sum.shard == shard)
+			return rows;
+	}
+	rows = palloc0(sizeof(ShardRows));
+	rows->sum.shard = shard;
+	rows->sum.complete = dq_mark_get(shard, snapshot, &mark) ? mark.applied : "";
+	rows->applied = dq_snapshot_in(rows->sum.complete);
+	*shards = lcons(rows, *shards);
+	return rows;
+}
+
+/* What would be missing with it. */
+static void
+add_row(DqEmptied *sum, const DqRow *row, bool keyed)
+{
+	sum->newest = Max(sum->newest, row->at);
+	if (dq_row_offers(row) || row->op == DQ_OP_RESCHEDULE_ELEMENT)
+	{
+		sum->tasks++;
+		sum->due = Max(sum->due, row->due);
+	}
+	if (row->op == DQ_OP_CONSUME)
+		return;
+	/* which task went for a key or an element, and when that was due, it does not say */
+	if (keyed || row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_RESCHEDULE_ELEMENT ||
+		row->op == DQ_OP_REMOVE_KEY || row->op == DQ_OP_MOVE_NAMED)
+		sum->any_due = PG_INT64_MAX;
+	else
+		sum->any_due = Max(sum->any_due, row->due);
+}
+
 /*
  * Under the exclusive lock: is every row in Redis by the stored marks? Rows of
- * another source (a copy has its original's) are nobody's here.
+ * another source (a copy has its original's) are nobody's here. shards: of those
+ * that have rows.
  */
 static bool
-nothing_is_needed(Relation rel, Snapshot snapshot, int64 *last_due)
+nothing_is_needed(Relation rel, Snapshot snapshot, List **shards)
 {
 	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
 	TupleTableSlot *slot = table_slot_create(rel, NULL);
 	List	   *lost = lost_shards();
-	List	   *shards = NIL;
-	List	   *marks = NIL;
 	bool		free = true;
 
-	*last_due = 0;
+	*shards = NIL;
 	while (free && table_scan_getnextslot(scan, ForwardScanDirection, slot))
 	{
-		bool		isnull;
-		FullTransactionId xid = DatumGetFullTransactionId(slot_getattr(slot, ANUM_XID, &isnull));
-		int64		due = DatumGetInt64(slot_getattr(slot, ANUM_DUE, &isnull));
-		/* a resolution, of shard -n, is needed as long as its element */
-		int32		shard = abs(DatumGetInt32(slot_getattr(slot, ANUM_SHARD, &isnull)));
-		uint32		tli = (uint32) DatumGetInt32(slot_getattr(slot, ANUM_TLI, &isnull));
+		bool		isnull,
+					keyless;
 		DqRow		row;
-		DqSnapshot *mark = NULL;
-		ListCell   *s,
-				   *m;
+		ShardRows  *rows;
 
 		CHECK_FOR_INTERRUPTS();
+		row.xid = DatumGetFullTransactionId(slot_getattr(slot, ANUM_XID, &isnull));
+		row.due = DatumGetInt64(slot_getattr(slot, ANUM_DUE, &isnull));
+		row.at = DatumGetTimestampTz(slot_getattr(slot, ANUM_AT, &isnull));
+		/* a resolution, of shard -n, is needed as long as its element */
+		row.shard = abs(DatumGetInt32(slot_getattr(slot, ANUM_SHARD, &isnull)));
+		row.tli = (uint32) DatumGetInt32(slot_getattr(slot, ANUM_TLI, &isnull));
 		row.source = DatumGetInt32(slot_getattr(slot, ANUM_SOURCE, &isnull));
 		row.place = DatumGetInt32(slot_getattr(slot, ANUM_PLACE, &isnull));
-		if (!dq_row_is_ours(&row) || list_member_int(lost, shard))
+		row.op = DatumGetChar(slot_getattr(slot, ANUM_OP, &isnull));
+		(void) slot_getattr(slot, ANUM_KEY, &keyless);
+		if (!dq_row_is_ours(&row) || list_member_int(lost, row.shard))
 			continue;
-		*last_due = Max(*last_due, due);
-		forboth(s, shards, m, marks)
-		{
-			if (lfirst_int(s) == shard)
-			{
-				mark = lfirst(m);
-				break;
-			}
-		}
-		if (mark == NULL)
-		{
-			mark = dq_mark_get(shard, snapshot);
-			if (mark == NULL)
-				mark = dq_snapshot_in("");
-			shards = lappend_int(shards, shard);
-			marks = lappend(marks, mark);
-		}
-		free = dq_snapshot_sees(mark, tli, xid);
+		rows = rows_of_shard(shards, row.shard, snapshot);
+		free = dq_snapshot_sees(rows->applied, row.tli, row.xid);
+		add_row(&rows->sum, &row, !keyless);
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	table_endscan(scan);
@@ -343,7 +315,7 @@ try_empty(Relation rotation, int table, int64 round, int current)
 	Oid			relid = dq_outbox_relation(table);
 	Relation	rel;
 	Snapshot	snapshot;
-	int64		last_due;
+	List	   *shards;
 	bool		free;
 	ReindexParams params = {0};
 
@@ -352,11 +324,11 @@ try_empty(Relation rotation, int table, int64 round, int current)
 	rel = table_open(relid, NoLock);
 	/* fresh, and under the lock: nobody can add a row that it does not see */
 	snapshot = RegisterSnapshot(dq_fresh_snapshot());
-	free = nothing_is_needed(rel, snapshot, &last_due);
+	free = nothing_is_needed(rel, snapshot, &shards);
 	if (free)
 	{
-		char	   *complete = dq_snapshot_out(dq_snapshot_take(snapshot));
 		Oid			toast = rel->rd_rel->reltoastrelid;
+		ListCell   *lc;
 
 		DqSetNewRelfilenumber(rel);
 		if (OidIsValid(toast))
@@ -366,7 +338,14 @@ try_empty(Relation rotation, int table, int64 round, int current)
 			DqSetNewRelfilenumber(toastrel);
 			table_close(toastrel, NoLock);
 		}
-		write_round(rotation, round, current, table, complete, last_due);
+		write_round(rotation, round, current, table);
+		foreach(lc, shards)
+		{
+			ShardRows  *rows = lfirst(lc);
+
+			rows->sum.round = round;
+			dq_emptied_note(&rows->sum);
+		}
 	}
 	UnregisterSnapshot(snapshot);
 	table_close(rel, NoLock);
@@ -424,7 +403,7 @@ dq_outbox_rotate(int64 window_ms)
 		{
 			if (i == rotation.current || !table_is_empty(dq_outbox_relation(i)))
 				continue;
-			write_round(rel, rotation.round + 1, i, -2 - rotation.current, "", 0);
+			write_round(rel, rotation.round + 1, i, -2 - rotation.current);
 			did = true;
 		}
 	}

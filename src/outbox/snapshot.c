@@ -184,6 +184,34 @@ dq_snapshot_equal(const DqSnapshot *a, const DqSnapshot *b)
 }
 
 /*
+ * Has everything of this server's history that b sees ended for a as well? On one
+ * timeline snapshots are in an order; one of a later timeline was taken later.
+ */
+bool
+dq_snapshot_covers(const DqSnapshot *a, const DqSnapshot *b)
+{
+	uint64		beyond;
+	int			i;
+
+	if (!FullTransactionIdIsValid(b->xmax))
+		return true;			/* it sees nothing */
+	if (a->tli != b->tli || !FullTransactionIdIsValid(a->xmax))
+		return FullTransactionIdIsValid(a->xmax) && a->tli > b->tli;
+	if (FullTransactionIdPrecedes(a->xmax, b->xmax))
+	{
+		/* unless b calls all of those running */
+		beyond = U64FromFullTransactionId(b->xmax) - U64FromFullTransactionId(a->xmax);
+		if (beyond > b->nxip ||
+			FullTransactionIdPrecedes(b->xip[b->nxip - beyond], a->xmax))
+			return false;
+	}
+	for (i = 0; i < a->nxip; i++)
+		if (dq_snapshot_sees(b, b->tli, a->xip[i]))
+			return false;
+	return true;
+}
+
+/*
  * PO 1: the end of the last inserted record, to be read after the snapshot.
  * Every transaction that left the proc array before the snapshot has its commit
  * or abort record below it, so flushing to it makes the snapshot's "ended" true

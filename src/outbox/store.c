@@ -19,10 +19,11 @@
 #include "utils/lsyscache.h"
 #include "utils/snapmgr.h"
 
-void
+ItemPointerData
 dq_store_insert(Relation rel, Datum *values, bool *nulls)
 {
 	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel), values, nulls);
+	ItemPointerData at;
 	List	   *indexes;
 	ListCell   *lc;
 
@@ -50,7 +51,9 @@ dq_store_insert(Relation rel, Datum *values, bool *nulls)
 		index_close(index, NoLock);
 	}
 	list_free(indexes);
+	at = tuple->t_self;
 	heap_freetuple(tuple);
+	return at;
 }
 
 void

@@ -514,13 +514,13 @@ dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest)
 	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	FullTransactionId from = FullTransactionIdFromU64(0);
 	DqOutboxScan *scan;
-	DqSnapshot *mark = dq_mark_get(shard, snapshot);
+	DqMark		mark;
 	DqRow		row;
 
 	*rows = 0;
 	*oldest = 0;
-	if (mark)
-		from = mark->xmax;
+	if (dq_mark_get(shard, snapshot, &mark))
+		from = dq_snapshot_in(mark.applied)->xmax;
 	if (dq_stats_get(MyDatabaseId, shard, &stats) &&
 		stats.relayed_xmin > U64FromFullTransactionId(from))
 		from = FullTransactionIdFromU64(stats.relayed_xmin);

@@ -8,6 +8,7 @@
 
 #include "outbox/outbox.h"
 #include "outbox/outbox_private.h"
+#include "shared/points.h"
 #include "shared/shared.h"
 
 #include "access/xact.h"
@@ -48,6 +49,8 @@ xact_callback(XactEvent event, void *arg)
 			 * After the transaction has left the proc array, so the bridge's
 			 * snapshot will see it. Nothing here may fail.
 			 */
+			if (ntouched > 0)
+				DQ_POINT("commit.done");
 			if (ntouched > MAX_TOUCHED)
 				dq_wake_bridge(MyDatabaseId, InvalidOid);
 			else
@@ -71,6 +74,11 @@ xact_callback(XactEvent event, void *arg)
 			if (dq_holds_end(true))
 				wake_for_holds();
 			forget();
+			break;
+		case XACT_EVENT_PRE_COMMIT:
+		case XACT_EVENT_PRE_PREPARE:
+			if (ntouched > 0)
+				DQ_POINT("commit.begin");
 			break;
 		default:
 			break;

@@ -406,6 +406,8 @@ build_queue(Oid relid)
 	queue->on_outage =
 		strcmp(dq_option_text(options, DQ_ON_TABLE, "on_outage"), "error") == 0 ?
 		DQ_OUTAGE_ERROR : DQ_OUTAGE_DEFER;
+	queue->stop_on_loss =
+		strcmp(dq_option_text(options, DQ_ON_TABLE, "on_data_loss"), "stop") == 0;
 	queue->remove_timeout = dq_option_number(options, DQ_ON_TABLE, "remove_timeout");
 
 	for (int i = 0; i < DQ_NUM_COLS; i++)

@@ -33,6 +33,7 @@ static const struct
 	[DQ_KEY_OWNER] = {"dq:", ":owner"},
 	[DQ_KEY_TWINS] = {"dq:", ":twins"},
 	[DQ_KEY_HELD] = {"dq:", ":held"},
+	[DQ_KEY_GONE] = {"dq:", ":gone"},
 };
 
 char *

@@ -270,7 +270,7 @@ dq_op_find(DqRedis *redis, const char *queue, int nshards, const DqKeys *keys,
 #define HOLD_ARGS 14
 #define HOLD_ELEMENTS (FOUND_ELEMENTS + 3)
 
-/* 'source|incarnation|xid|subxid|kind|dead|...' */
+/* 'source|incarnation|xid|subxid|kind|dead|due or number|...' */
 static bool
 read_hold(const char *head, const char *token, DqHold *hold)
 {
@@ -278,9 +278,9 @@ read_hold(const char *head, const char *token, DqHold *hold)
 
 	memset(hold, 0, sizeof(*hold));
 	memcpy(hold->token, token, DQ_TOKEN_LEN);
-	if (sscanf(head, "%32[^|]|" UINT64_FORMAT "|" UINT64_FORMAT "|" UINT64_FORMAT "|%c|%d|",
+	if (sscanf(head, "%32[^|]|" UINT64_FORMAT "|" UINT64_FORMAT "|" UINT64_FORMAT "|%c|%d|" INT64_FORMAT,
 			   hold->source, &hold->incarnation, &hold->xid, &hold->subxid,
-			   &hold->kind, &dead) != 6)
+			   &hold->kind, &dead, &hold->number) < 6)
 		return false;
 	hold->dead = dead != 0;
 	return true;
@@ -614,25 +614,28 @@ dq_op_transfer_result(DqRedis *redis, DqTransferResult *result, DqReply **error)
 /* ---- status ---- */
 
 void
-dq_op_status_send(DqRedis *redis, const DqKeys *keys, const char *source,
-				  const char *session, int64 lease, int64 now)
+dq_op_status_send(DqRedis *redis, const DqKeys *keys, const DqStatusArgs *args)
 {
-	DqArg		args[4];
+	DqArg		a[7];
 	char		for_ms[24],
-				at[24];
+				at[24],
+				window[24];
 
-	args[0] = DQ_ARG(source);
-	args[1] = DQ_ARG(session ? session : "");
-	args[2] = ARG_INT(for_ms, lease);
-	args[3] = ARG_INT(at, now);
-	send_script(redis, DQ_SCRIPT_STATUS, keys, 4, args);
+	a[0] = DQ_ARG(args->source);
+	a[1] = DQ_ARG(args->session ? args->session : "");
+	a[2] = ARG_INT(for_ms, args->lease);
+	a[3] = ARG_INT(at, dq_now_ms());
+	a[4] = DQ_ARG(args->want_first ? "1" : "0");
+	a[5] = DQ_ARG(args->producer ? "1" : "0");
+	a[6] = ARG_INT(window, args->replay_window);
+	send_script(redis, DQ_SCRIPT_STATUS, keys, lengthof(a), a);
 }
 
 void
 dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 					DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 16, error);
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 22, error);
 	int			i = FENCE_ELEMENTS;
 
 	if (!reply)
@@ -650,11 +653,17 @@ dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 	record->lease_until = reply_int(reply, i++);
 	record->redis_now_us = reply_int(reply, i++);
 	record->pending = reply_int(reply, i++);
-	record->held = reply_int(reply, i++);
+	record->holds = reply_int(reply, i++);
 	record->ready = reply_int(reply, i++);
 	record->quarantined = reply_int(reply, i++);
 	record->overdue = reply_int(reply, i++);
 	record->ready_type = reply_text(reply, i++);
+	record->held_due = reply_score(reply, i++);
+	record->polled = reply_int(reply, i++) == 1;
+	record->ready_first = reply_text(reply, i++);
+	record->healed = reply_int(reply, i++) == 1;
+	record->producers = reply_text(reply, i++);
+	record->held = reply_int(reply, i++);
 	dq_reply_free(reply);
 }
 
@@ -663,7 +672,7 @@ dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 void
 dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args)
 {
-	DqArg		a[11];
+	DqArg		a[12];
 	char		lease[24],
 				node[24],
 				version[24];
@@ -679,7 +688,8 @@ dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args)
 	a[8] = ARG_INT(version, args->expect_version);
 	a[9] = DQ_ARG(args->adopt ? "1" : "0");
 	a[10] = DQ_ARG(args->force ? "1" : "0");
-	send_script(redis, DQ_SCRIPT_ENTER, keys, 11, a);
+	a[11] = DQ_ARG(args->freeze ? "1" : "0");
+	send_script(redis, DQ_SCRIPT_ENTER, keys, lengthof(a), a);
 }
 
 void
@@ -696,24 +706,177 @@ dq_op_enter_result(DqRedis *redis, DqFence *fence, char **blame, DqReply **error
 
 void
 dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,
-				int64 floor, const char *source)
+				int64 floor, const char *source, bool producer, const char *producers)
 {
-	DqArg		args[3];
+	char	   *list = pstrdup(producers ? producers : "");
+	char	   *word;
+	DqArg	   *args = palloc((5 + strlen(list)) * sizeof(DqArg));
+	int			nargs = 0;
 	char		least[24];
 
-	args[0] = DQ_ARG(session);
-	args[1] = ARG_INT(least, floor);
-	args[2] = DQ_ARG(source);
-	send_script(redis, DQ_SCRIPT_THAW, keys, 3, args);
+	args[nargs++] = DQ_ARG(session);
+	args[nargs++] = ARG_INT(least, floor);
+	args[nargs++] = DQ_ARG(source);
+	args[nargs++] = DQ_ARG(producer ? "1" : "0");
+	while ((word = strsep(&list, " ")) != NULL)
+		if (word[0] != '\0')
+			args[nargs++] = DQ_ARG(word);
+	send_script(redis, DQ_SCRIPT_THAW, keys, nargs, args);
 }
 
 void
-dq_op_thaw_result(DqRedis *redis, DqFence *fence, DqReply **error)
+dq_op_thaw_result(DqRedis *redis, DqFence *fence, char **who, DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_THAW, FENCE_ELEMENTS, error);
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_THAW, FENCE_ELEMENTS + 1, error);
 
 	if (!reply)
 		return;
 	read_fence(reply, fence);
+	*who = reply_text(reply, FENCE_ELEMENTS);
 	dq_reply_free(reply);
+}
+
+/* ---- sweep ---- */
+
+void
+dq_op_sweep_send(DqRedis *redis, const DqKeys *keys, const DqSweepArgs *args,
+				 const DqSweep *from)
+{
+	DqArg		a[10];
+	char		least[24],
+				due[24],
+				most[24];
+
+	a[0] = DQ_ARG(args->session);
+	a[1] = ARG_INT(least, args->floor);
+	a[2] = DQ_ARG(args->source);
+	a[3] = DQ_ARG(args->position);
+	a[4] = ARG_INT(due, args->due);
+	a[5] = bound_arg(args->largest_id);
+	a[6] = DQ_ARG(from->stage);
+	a[7] = DQ_ARG(from->score ? from->score : "");
+	a[8] = from->member
+		? DQ_ARG_LEN(VARDATA_ANY(from->member), VARSIZE_ANY_EXHDR(from->member))
+		: DQ_ARG("");
+	a[9] = ARG_INT(most, args->limit);
+	send_script(redis, DQ_SCRIPT_SWEEP, keys, lengthof(a), a);
+}
+
+void
+dq_op_sweep_result(DqRedis *redis, DqSweepResult *result, DqReply **error)
+{
+	DqReply    *reply = next_reply(redis, DQ_SCRIPT_SWEEP, FENCE_ELEMENTS + 4, error);
+	int			i = FENCE_ELEMENTS;
+
+	if (!reply)
+		return;
+	read_fence(reply, &result->fence);
+	result->dropped = reply_int(reply, i++);
+	strlcpy(result->next.stage, reply_text(reply, i++), sizeof(result->next.stage));
+	result->next.score = reply_text(reply, i++);
+	result->next.member = reply_bytes(reply, i++);
+	dq_reply_free(reply);
+}
+
+/* ---- poll, reject ---- */
+
+#define POLL_ARGS 9
+#define POLL_ELEMENTS (FENCE_ELEMENTS + 4)
+
+static void
+poll_args(DqArg *a, char (*numbers)[24], const DqSession *session, const DqPollArgs *args)
+{
+	a[0] = DQ_ARG(session->session);
+	a[1] = ARG_INT(numbers[0], session->floor);
+	a[2] = DQ_ARG(args->source);
+	a[3] = DQ_ARG_LEN(args->token ? args->token : "", args->token ? DQ_TOKEN_LEN : 0);
+	snprintf(numbers[1], sizeof(numbers[1]), UINT64_FORMAT, args->incarnation);
+	a[4] = DQ_ARG(numbers[1]);
+	snprintf(numbers[2], sizeof(numbers[2]), UINT64_FORMAT, args->xid);
+	a[5] = DQ_ARG(numbers[2]);
+	snprintf(numbers[3], sizeof(numbers[3]), UINT64_FORMAT, args->subxid);
+	a[6] = DQ_ARG(numbers[3]);
+	a[7] = ARG_INT(numbers[4], args->max);
+	a[8] = ARG_INT(numbers[5], args->max_bytes);
+}
+
+static void
+read_polled(DqReply *reply, DqPolled *polled)
+{
+	read_fence(reply, &polled->fence);
+	polled->owner_source = reply_text(reply, FENCE_ELEMENTS);
+	polled->owner_place = reply_text(reply, FENCE_ELEMENTS + 1);
+	polled->left = reply_int(reply, FENCE_ELEMENTS + 2);
+	polled->holds = reply_int(reply, FENCE_ELEMENTS + 3);
+	polled->n = reply->nelements - POLL_ELEMENTS;
+	polled->elements = reply->elements + POLL_ELEMENTS;
+}
+
+void
+dq_op_poll(DqRedis *redis, const char *queue, const DqKeys *keys, int nshards,
+		   const DqSession *sessions, const DqPollArgs *args, DqPolled *polled)
+{
+	DqArg		a[POLL_ARGS];
+	char		numbers[6][24];
+	DqReply   **errors = palloc0(nshards * sizeof(DqReply *));
+	int			i;
+
+	for (i = 0; i < nshards; i++)
+	{
+		poll_args(a, numbers, &sessions[i], args);
+		send_script(redis, DQ_SCRIPT_POLL, &keys[i], POLL_ARGS, a);
+	}
+	for (i = 0; i < nshards; i++)
+	{
+		DqReply    *reply = next_reply(redis, DQ_SCRIPT_POLL, POLL_ELEMENTS, &errors[i]);
+
+		if (reply)
+			read_polled(reply, &polled[i]);
+		else if (!dq_reply_is_noscript(errors[i]))
+		{
+			DqReply    *error = errors[i];
+
+			/* what is in flight behind it must be read before anything else is sent */
+			while (++i < nshards)
+				(void) dq_redis_next(redis);
+			dq_reply_report(ERROR, redis, error, "poll", queue);
+		}
+	}
+	/* SCRIPT FLUSH or a restart came between: once more, one by one */
+	for (i = 0; i < nshards; i++)
+		if (errors[i])
+		{
+			poll_args(a, numbers, &sessions[i], args);
+			read_polled(call_script(redis, queue, DQ_SCRIPT_POLL, &keys[i], POLL_ARGS, a,
+									POLL_ELEMENTS), &polled[i]);
+		}
+}
+
+int64
+dq_op_reject(DqRedis *redis, const char *queue, const DqKeys *keys,
+			 const DqSession *session, const char *source, const char *token, int of,
+			 const char *reason, const int *which, int n, DqFence *fence)
+{
+	DqArg	   *a = palloc((7 + n) * sizeof(DqArg));
+	char		floor[24],
+				count[24],
+				now[24];
+	DqReply    *reply;
+	int64		rejected;
+	int			i;
+
+	a[0] = DQ_ARG(session->session);
+	a[1] = ARG_INT(floor, session->floor);
+	a[2] = DQ_ARG(source);
+	a[3] = DQ_ARG_LEN(token, DQ_TOKEN_LEN);
+	a[4] = ARG_INT(count, of);
+	a[5] = ARG_INT(now, dq_now_ms());
+	a[6] = DQ_ARG(reason);
+	for (i = 0; i < n; i++)
+		a[7 + i] = DQ_ARG(psprintf("%d", which[i] + 1));
+	reply = call_script(redis, queue, DQ_SCRIPT_REJECT, keys, 7 + n, a, FENCE_ELEMENTS + 1);
+	read_fence(reply, fence);
+	rejected = reply_int(reply, FENCE_ELEMENTS);
+	dq_reply_free(reply);
+	return rejected;
 }

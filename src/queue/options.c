@@ -74,7 +74,7 @@ const DqOption dq_options_known[] = {
 	/* queue: when things go wrong */
 	{"on_outage", DQ_ON_TABLE, KIND_CHOICE, "defer", 0, 0, "defer|error"},
 	{"remove_timeout", DQ_ON_TABLE, KIND_DURATION, "500ms", 0, MS_MAX},
-	{"on_data_loss", DQ_ON_TABLE, KIND_CHOICE, "stop", 0, 0, "stop|continue", DQ_OPTION_LATER},
+	{"on_data_loss", DQ_ON_TABLE, KIND_CHOICE, "stop", 0, 0, "stop|continue"},
 	{"contents", DQ_ON_TABLE, KIND_CHOICE, "pending", 0, 0, "pending|ready|quarantine", DQ_OPTION_LATER},
 
 	/* column payload */

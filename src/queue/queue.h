@@ -71,6 +71,7 @@ typedef struct DqQueue
 	DqDestination destination;
 	DqOnOutage	on_outage;
 	int			remove_timeout; /* ms */
+	bool		stop_on_loss;	/* on_data_loss */
 	AttrNumber	column[DQ_NUM_COLS];	/* InvalidAttrNumber: not there */
 	/* how the payload and key columns take values */
 	Oid			payload_type;	/* InvalidOid: no such column */
@@ -139,6 +140,7 @@ enum DqKeyNo					/* order of KEYS in every script */
 	DQ_KEY_OWNER,
 	DQ_KEY_TWINS,				/* dq:{N}:twins, keyless tasks with equal payloads */
 	DQ_KEY_HELD,				/* dq:{N}:held, tasks under a hold, ordered like pending ones */
+	DQ_KEY_GONE,				/* dq:{N}:gone, ids of other sources that were removed and are not here */
 	DQ_NUM_KEYS
 };
 
@@ -172,6 +174,8 @@ extern void dq_payload_check(const DqQueue *queue, const bytea *payload);
 extern bytea *dq_key_bytes(const DqQueue *queue, Datum value, Oid type);
 /* UTF-8 bytes -> text datum in the server encoding; 22021 if it is none */
 extern text *dq_bytes_text(const char *data, size_t len);
+/* The same; NULL if it is none */
+extern text *dq_bytes_text_noerror(const char *data, size_t len);
 
 /* ---- instants (payload.c) -------------------------------------------------- */
 
@@ -200,7 +204,8 @@ typedef enum DqStatus
 	DQ_POSITION,				/* the fence is somewhere else */
 	DQ_FROZEN,					/* not thawed yet */
 	DQ_OWNER,					/* somebody else owns the shard */
-	DQ_NODE						/* another source has this node number */
+	DQ_NODE,					/* another source has this node number */
+	DQ_WAITS					/* a producer has not reported yet */
 } DqStatus;
 
 typedef struct DqFence
@@ -227,11 +232,17 @@ typedef struct DqFenceRecord
 	int64		lease_until;	/* ms, Redis clock */
 	int64		redis_now_us;
 	int64		pending,
-				held,
+				holds,			/* records of holds, dead ones too */
 				ready,
 				quarantined,
 				overdue;
 	char	   *ready_type;		/* none, list, ... */
+	int64		held_due;		/* of the earliest held task, INT64_MAX: none */
+	bool		polled;			/* elements of the ready list may be held */
+	char	   *ready_first;	/* digest of its first element, if asked for */
+	bool		healed;			/* as a producer we have reported for the session */
+	char	   *producers;		/* that live, separated by spaces; told to the owner */
+	int64		held;			/* tasks, and elements of the ready list */
 } DqFenceRecord;
 
 #define DQ_MAX_APPLY_ARGS 11	/* arguments before the operations */
@@ -301,6 +312,7 @@ typedef struct DqHold
 	uint64		subxid;			/* 0: the top-level transaction itself */
 	char		kind;			/* 'h' a task, 'l' elements of the ready list */
 	bool		dead;			/* the task has been replaced or removed by others */
+	int64		number;			/* of 'l': grows from one taking to the next */
 } DqHold;
 
 typedef struct DqFound
@@ -421,9 +433,16 @@ extern void dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
 						bool want_keys, bool want_fence, DqRange *range);
 
 /* Read the fence record; renews the lease if session is given and ours. */
-extern void dq_op_status_send(DqRedis *redis, const DqKeys *keys,
-							  const char *source, const char *session,
-							  int64 lease, int64 now);
+typedef struct DqStatusArgs
+{
+	const char *source;
+	const char *session;		/* NULL: only look; then nothing more is needed */
+	int64		lease;			/* ms */
+	bool		want_first;		/* digest of the ready list's first element */
+	bool		producer;
+	int64		replay_window;	/* ms */
+} DqStatusArgs;
+extern void dq_op_status_send(DqRedis *redis, const DqKeys *keys, const DqStatusArgs *args);
 extern void dq_op_status_result(DqRedis *redis, DqFence *fence,
 								DqFenceRecord *record, DqReply **error);
 
@@ -440,6 +459,7 @@ typedef struct DqEnterArgs
 	int64		expect_version; /* as seen by status */
 	bool		adopt;			/* take it from another owner whose lease is over */
 	bool		force;			/* ... or not over */
+	bool		freeze;			/* a producer's operations are missing there */
 } DqEnterArgs;
 extern void dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args);
 /* On DQ_OWNER and DQ_NODE *blame is the other source and its host */
@@ -451,12 +471,78 @@ extern DqHold *dq_op_holds_list(DqRedis *redis, const char *queue, const DqKeys 
 extern bool *dq_op_holds_stand(DqRedis *redis, const char *queue, const DqKeys *keys,
 							   const char *source, const char *tokens, int n,
 							   DqFence *fence);
+/* Take elements from the front of the ready list for an open transaction (PO 8). */
+typedef struct DqPollArgs
+{
+	const char *source;
+	const char *token;			/* DQ_TOKEN_LEN bytes; NULL: only look */
+	uint64		incarnation;
+	uint64		xid;			/* not when only looking */
+	uint64		subxid;
+	int			max;			/* elements of one call */
+	int			max_bytes;		/* ... after which no further one is added */
+} DqPollArgs;
+typedef struct DqPolled
+{
+	DqFence		fence;
+	char	   *owner_source;
+	char	   *owner_place;
+	int64		left;			/* elements that are there, or are left there */
+	int64		holds;			/* records of holds of the shard */
+	int			n;				/* elements taken */
+	const DqReply *elements;	/* in the memory context that was current */
+} DqPolled;
+/* One pipeline over nshards shards (1 when there is a token). */
+extern void dq_op_poll(DqRedis *redis, const char *queue, const DqKeys *keys, int nshards,
+					   const DqSession *sessions, const DqPollArgs *args,
+					   DqPolled *polled);
+/* Elements (counted from 0) of a hold that has `of` of them go to quarantine. */
+extern int64 dq_op_reject(DqRedis *redis, const char *queue, const DqKeys *keys,
+						  const DqSession *session, const char *source, const char *token,
+						  int of, const char *reason, const int *which, int n,
+						  DqFence *fence);
+
 /* Put back what ended transactions held; how many tasks and elements. */
 extern int64 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys,
 						   const char *session, int64 floor, const char *source,
 						   const char *tokens, int n, DqFence *fence);
+/* producer: report; else open the shard. producers: of them, separated by spaces,
+ * each must have reported, besides those whose leases are alive. */
 extern void dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,
-							int64 floor, const char *source);
-extern void dq_op_thaw_result(DqRedis *redis, DqFence *fence, DqReply **error);
+							int64 floor, const char *source, bool producer,
+							const char *producers);
+/* On DQ_WAITS *who is the producer that has not reported. */
+extern void dq_op_thaw_result(DqRedis *redis, DqFence *fence, char **who, DqReply **error);
+
+/* How far a sweep has come; all zero: not begun */
+typedef struct DqSweep
+{
+	char		stage[4];		/* "" in a result: that was all */
+	char	   *score;
+	bytea	   *member;
+} DqSweep;
+
+/* One page of dropping own tasks that are known to be delivered (PO 15a). */
+typedef struct DqSweepArgs
+{
+	const char *session;
+	int64		floor;
+	const char *source;
+	const char *position;		/* where the fence must stand */
+	int64		due;			/* ms */
+	uint64		largest_id;		/* own ids are not larger */
+	int			limit;
+} DqSweepArgs;
+
+typedef struct DqSweepResult
+{
+	DqFence		fence;
+	int64		dropped;
+	DqSweep		next;
+} DqSweepResult;
+
+extern void dq_op_sweep_send(DqRedis *redis, const DqKeys *keys, const DqSweepArgs *args,
+							 const DqSweep *from);
+extern void dq_op_sweep_result(DqRedis *redis, DqSweepResult *result, DqReply **error);
 
 #endif							/* DQ_QUEUE_H */

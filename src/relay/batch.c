@@ -9,6 +9,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
@@ -114,6 +115,8 @@ dq_shard_adopt_fence(DqShard *shard, const DqFence *fence, const DqFenceRecord *
 	dq_batch_free(shard);
 	MemoryContextReset(shard->snapshots);
 	old = MemoryContextSwitchTo(shard->snapshots);
+	shard->heal_to = shard->replay_to = NULL;
+	memset(&shard->sweep, 0, sizeof(shard->sweep));
 	shard->prev = dq_snapshot_in(record->prev);
 	shard->old = record->old[0] ? dq_snapshot_in(record->old) : NULL;
 	shard->seen = shard->prev;
@@ -200,7 +203,9 @@ dq_batch_done(DqShard *shard)
 		snapshot_free(before);
 	shard->want_thaw |= shard->batch->thaws;
 	set_seen(shard, shard->batch->cur);
-	shard->mark_wanted = true;
+	if (shard->batch->heals)
+		dq_heal_reached(shard);
+	shard->marking.wanted = true;
 	dq_batch_free(shard);
 }
 
@@ -210,7 +215,8 @@ static bool
 wants_rows(const DqShard *shard, TimestampTz now)
 {
 	return (shard->state == DQ_SHARD_OPEN || shard->state == DQ_SHARD_FROZEN) &&
-		!shard->broken && shard->prepared == NULL && shard->blocked_until <= now;
+		!shard->broken && shard->prepared == NULL && shard->blocked_until <= now &&
+		shard->heal != DQ_HEAL_SWEEP && shard->heal != DQ_HEAL_LOOK;
 }
 
 /* Moves with every transaction that had an xid, COMMIT PREPARED included. */
@@ -234,6 +240,7 @@ dq_link_flush(DqLink *link, uint32 tli, XLogRecPtr point)
 {
 	MemoryContext old;
 
+	DQ_POINT("relay.flush");
 	if (!dq_flush_to(point))
 	{
 		CHECK_FOR_INTERRUPTS();
@@ -241,6 +248,7 @@ dq_link_flush(DqLink *link, uint32 tli, XLogRecPtr point)
 				(errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
 				 errmsg("wait for the synchronous standby was cut short")));
 	}
+	DQ_POINT("relay.flushed");
 	old = MemoryContextSwitchTo(link->context);
 	if (link->writer)
 		pfree(link->writer);
@@ -283,11 +291,13 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 	MemoryContextSwitchTo(link->round);
 	cur = dq_snapshot_take(snapshot);
 	link->tli = cur->tli;
+	DQ_POINT("relay.snapshot");
 	point = dq_flush_point();	/* after the snapshot: PO 1 */
 
 	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
+		const DqSnapshot *target = dq_heal_target(shard);
 		DqBatch    *batch;
 
 		if (!wants_rows(shard, now))
@@ -296,9 +306,11 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		{
 			if (shard->looked && shard->completions == completions)
 				continue;
-			shard->batch = batch_create(shard, cur);
+			shard->batch = batch_create(shard, target ? target : cur);
 			dq_new_token(shard->batch->nonce);
-			shard->batch->thaws = shard->state == DQ_SHARD_FROZEN && dq_shard_may_thaw(shard);
+			shard->batch->heals = target != NULL;
+			shard->batch->thaws = shard->state == DQ_SHARD_FROZEN && !target &&
+				dq_shard_may_thaw(shard);
 			shard->looked = true;
 			shard->completions = completions;
 		}
@@ -308,18 +320,24 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		if (!batch->collected)
 		{
 			dq_batch_collect(shard, scan, deadline);
-			shard->catching_up &= !batch->collected;
+			shard->catching_up &= !batch->collected || batch->heals;
 			if (!batch->collected)
 			{
 				more = true;
 				continue;
 			}
 			qsort(batch->groups, batch->ngroups, sizeof(DqGroup), dq_group_cmp);
-			if (batch->ngroups == 0 && !batch->started)
+			if (batch->ngroups == 0 && !batch->started &&
+				!(batch->thaws && shard->replay_to))
 			{
-				/* progress over an empty round stays in memory (PROTOCOL R7) */
+				/*
+				 * Progress over an empty round stays in memory (R7); but a fence
+				 * that was lost with nothing left to replay is written again.
+				 */
 				shard->want_thaw |= batch->thaws;
 				set_seen(shard, batch->cur);
+				if (batch->heals)
+					dq_heal_reached(shard);
 				dq_batch_free(shard);
 				continue;
 			}

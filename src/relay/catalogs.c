@@ -22,6 +22,7 @@ static bool dirty = true;
 static int	node_id = -1;
 static Oid	pauses_relid = InvalidOid;
 static Oid	source_relid = InvalidOid;
+static Oid	losses_relid = InvalidOid;
 
 static void
 syscache_callback(Datum arg, int cacheid, uint32 hashvalue)
@@ -32,7 +33,8 @@ syscache_callback(Datum arg, int cacheid, uint32 hashvalue)
 static void
 relcache_callback(Datum arg, Oid relid)
 {
-	if (relid == InvalidOid || relid == pauses_relid || relid == source_relid)
+	if (relid == InvalidOid || relid == pauses_relid || relid == source_relid ||
+		relid == losses_relid)
 		dirty = true;
 }
 
@@ -175,6 +177,7 @@ define_shard(DqShard *shard, const DqQueue *queue, bool paused)
 	shard->index = queue->index;
 	shard->destination = queue->destination;
 	shard->paused = paused;
+	shard->stop_on_loss = queue->stop_on_loss;
 	shard->seen_in_catalog = true;
 	shard->publish = true;
 }
@@ -243,7 +246,10 @@ set_source(DqLink *link, const DqSource *source)
 		{
 			shard->lease_elsewhere = false;
 			shard->lease_seen = 0;
+			shard->marking.loaded = false;
+			shard->floor = -1;
 			dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+			dq_heal_reset(shard);
 		}
 		/* dq_adopt may have changed whose it is */
 		if (shard->state == DQ_SHARD_NOT_OWNER)
@@ -257,6 +263,7 @@ set_server(DqLink *link, DqServer *server, const DqSource *source)
 	MemoryContext caller = CurrentMemoryContext;
 
 	link->scan_interval = server->scan_interval;
+	link->replay_window = server->replay_window;
 	if (link->server_name)
 		pfree(link->server_name);
 	link->server_name = MemoryContextStrdup(link->context, server->name);
@@ -314,6 +321,7 @@ dq_bridge_catalogs(DqBridge *bridge)
 	node_id = dq_node_id;
 	pauses_relid = dq_extension_relation("dq_pauses");
 	source_relid = dq_extension_relation("dq_source");
+	losses_relid = dq_extension_relation("dq_losses");
 	source = dq_source_get(true);
 	foreach(l, bridge->links)
 		set_source(lfirst(l), source);
@@ -347,9 +355,15 @@ dq_bridge_catalogs(DqBridge *bridge)
 		dq_shards_resolve(queue);
 		paused = dq_queue_is_paused(queue);
 		for (i = 0; i < queue->nshards; i++)
-			define_shard(place_shard(bridge, link, queue->shard_no[i],
-									 dq_shard_name(queue->name, queue->nshards, i)),
-						 queue, paused);
+		{
+			DqShard    *shard = place_shard(bridge, link, queue->shard_no[i],
+											dq_shard_name(queue->name, queue->nshards, i));
+			DqLoss		loss;
+
+			define_shard(shard, queue, paused);
+			dq_shard_set_loss(shard, dq_loss_get(shard->no, GetActiveSnapshot(), &loss) ?
+							  &loss : NULL);
+		}
 	}
 
 	/* shards without a table: what was committed for them is still sent */

@@ -132,6 +132,7 @@ dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 					break;
 				}
 				rows++;
+				cut->replayed += dq_heal_is_replay(shard, &row);
 				last = group->last_seq;
 				seq = row.seq;
 			}
@@ -166,6 +167,7 @@ dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 				break;
 			}
 			rows++;
+			cut->replayed += dq_heal_is_replay(shard, &row);
 			last = group->last_seq;
 			seq = row.seq;
 			batch->cut_seq = row.seq;

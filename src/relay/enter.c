@@ -8,12 +8,14 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/timeline.h"
 #include "access/xlog.h"
 #include "commands/dbcommands.h"
 #include "miscadmin.h"
 #include "utils/memutils.h"
+#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 void
@@ -32,7 +34,9 @@ dq_new_token(char *token)
 void
 dq_shard_forget(DqShard *shard, DqShardState state)
 {
+	dq_heal_remember(shard);
 	dq_batch_free(shard);
+	dq_mark_forget(shard);
 	shard->state = state;
 	shard->broken = false;
 	shard->want_thaw = false;
@@ -134,8 +138,8 @@ not_owner(DqLink *link, DqShard *shard, const char *why)
 			 errhint("dq_adopt() makes this database the owner.")));
 }
 
-static bool
-wants_look(DqLink *link, DqShard *shard, TimestampTz now)
+bool
+dq_shard_wants_look(const DqLink *link, const DqShard *shard, TimestampTz now)
 {
 	if (shard->blocked_until > now)
 		return false;
@@ -151,15 +155,21 @@ wants_look(DqLink *link, DqShard *shard, TimestampTz now)
 	}
 }
 
-/* A producer lives in the owner's session and needs no thaw. */
+/*
+ * A producer lives in the owner's session. It is frozen as well until its own
+ * operations are made good; then it reports, which the owner's thaw waits for.
+ */
 static void
 entered(DqShard *shard)
 {
-	shard->state = shard->producer ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+	shard->state = DQ_SHARD_FROZEN;
+	shard->entered_at = GetCurrentTimestamp();
+	shard->thaw_at = 0;
 	shard->blockers_known = false;
 	list_free_deep(shard->blockers);
 	shard->blockers = NIL;
-	shard->mark_wanted = true;
+	dq_heal_begin(shard);
+	shard->marking.wanted = true;
 	shard->failures = 0;
 	shard->parked = false;
 	shard->blocked_until = 0;
@@ -236,13 +246,24 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 			(shard->producer || strcmp(record->owner_source, link->source) == 0))
 		{
 			dq_shard_adopt_fence(shard, fence, record);
-			shard->state = (fence->open || shard->producer) ? DQ_SHARD_OPEN : DQ_SHARD_FROZEN;
+			if (shard->producer ? record->healed : fence->open)
+			{
+				shard->state = DQ_SHARD_OPEN;
+				dq_heal_end(shard);
+			}
+			else
+			{
+				shard->state = DQ_SHARD_FROZEN;
+				dq_heal_begin(shard);
+			}
+			shard->marking.wanted = true;
 			shard->next_due = fence->next_due;
 			shard->publish = true;
 			return false;
 		}
 		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
 	}
+	shard->lost |= fence->version < shard->floor;
 	/* it was entered, only the reply was lost */
 	if (shard->entering && !shard->producer &&
 		strcmp(fence->session, shard->session) == 0 && fence->version > shard->floor)
@@ -290,6 +311,23 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 }
 
 /*
+ * What was known of deliveries. It has to be durable before anything is built on
+ * it: a mark that a crash takes back would be an older one than what was relayed
+ * goes with (W7).
+ */
+static void
+load_marks(List *shards)
+{
+	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	ListCell   *lc;
+
+	foreach(lc, shards)
+		dq_mark_load(lfirst(lc), snapshot);
+	UnregisterSnapshot(snapshot);
+	XLogFlush(dq_flush_point());
+}
+
+/*
  * Look at all shards that are not entered, then enter those that are ours: two
  * round trips for any number of shards.
  */
@@ -301,15 +339,16 @@ dq_shards_enter(DqLink *link)
 	List	   *entering = NIL;
 	MemoryContext old = MemoryContextSwitchTo(link->round);
 	const char *database = NULL;
+	DqStatusArgs look = {.source = link->source};
 	ListCell   *lc;
 
 	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
 
-		if (!wants_look(link, shard, now))
+		if (!dq_shard_wants_look(link, shard, now))
 			continue;
-		dq_op_status_send(link->redis, &shard->keys, link->source, NULL, 0, dq_now_ms());
+		dq_op_status_send(link->redis, &shard->keys, &look);
 		shard->status_at = now;
 		looking = lappend(looking, shard);
 	}
@@ -344,9 +383,11 @@ dq_shards_enter(DqLink *link)
 
 	if (entering != NIL)
 	{
+		DQ_POINT("enter.looked");
 		dq_link_begin(link);
 		MemoryContextSwitchTo(link->round);
 		database = get_database_name(MyDatabaseId);
+		load_marks(entering);
 		dq_link_end(link);
 		MemoryContextSwitchTo(link->round);
 	}
@@ -367,6 +408,8 @@ dq_shards_enter(DqLink *link)
 		args.node = link->node;
 		args.producer = shard->producer;
 		args.expect_version = shard->floor;
+		args.freeze = shard->producer && dq_heal_is_behind(shard);
+		DQ_POINT("enter.send");
 		dq_op_enter_send(link->redis, &shard->keys, &args);
 	}
 	foreach(lc, entering)
@@ -376,7 +419,9 @@ dq_shards_enter(DqLink *link)
 		char	   *blame;
 		DqReply    *error;
 
+		DQ_POINT("enter.sent");
 		dq_op_enter_result(link->redis, &fence, &blame, &error);
+		DQ_POINT("enter.received");
 		shard->entering = false;
 		if (error)
 		{

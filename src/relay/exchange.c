@@ -8,6 +8,7 @@
 #include "compat.h"
 #include "relay/relay_private.h"
 #include "settings.h"
+#include "shared/points.h"
 
 #include "miscadmin.h"
 #include "utils/memutils.h"
@@ -106,6 +107,7 @@ dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
 	switch (fence->status)
 	{
 		case DQ_OK:
+		case DQ_WAITS:
 			break;
 		case DQ_POSITION:
 			shard->broken = true;
@@ -120,11 +122,12 @@ dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
 	}
 	if (strcmp(fence->session, shard->session) != 0 || fence->version < shard->floor)
 	{
-		if (fence->version < shard->floor && fence->version >= -1)
-			ereport(LOG,
-					(errmsg("dq_bridge: Redis behind shard \"%s\" has lost acknowledged writes (version "
-							INT64_FORMAT " after " INT64_FORMAT "), applying them again",
-							shard->name, fence->version, shard->floor)));
+		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+		return false;
+	}
+	/* a producer has found that its operations are missing */
+	if (shard->state == DQ_SHARD_OPEN && !shard->producer && !fence->open)
+	{
 		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
 		return false;
 	}
@@ -178,6 +181,7 @@ send_page(DqLink *link, DqShard *shard)
 	header.done = cut->done;
 	header.old = cut->done ? dq_batch_old(shard) : NULL;
 	header.index = shard->index;
+	DQ_POINT("relay.page.send");
 	dq_op_apply_send(link->redis, &shard->keys, cut->page, &header);
 	MemoryContextSwitchTo(old);
 	add_request(link, DQ_REQ_APPLY, shard)->cut = cut;
@@ -233,10 +237,24 @@ is_due(const DqLink *link, const DqShard *shard, int64 now_ms)
 	if (shard->catching_up ||
 		(batch && (batch->deferred > 0 || (batch->removes > 0 && batch->rows < 5000))))
 		return false;
-	return !link->no_transfer && shard->state == DQ_SHARD_OPEN && !shard->producer && !shard->paused &&
+	return !link->no_transfer && shard->state == DQ_SHARD_OPEN && !shard->producer && !dq_shard_is_halted(shard) &&
 		OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
 		!shard->transfer_in_flight &&
 		(shard->transfer_more || shard->next_due <= now_ms);
+}
+
+static void
+send_status(DqLink *link, DqShard *shard)
+{
+	DqStatusArgs args;
+
+	args.source = link->source;
+	args.session = shard->session;
+	args.lease = lease_ms(link);
+	args.want_first = shard->marking.wanted;
+	args.producer = shard->producer;
+	args.replay_window = link->replay_window;
+	dq_op_status_send(link->redis, &shard->keys, &args);
 }
 
 /* One page, one transfer, one look per shard and call: fair over shards. */
@@ -268,27 +286,37 @@ dq_exchange_send(DqLink *link)
 		}
 		if (is_due(link, shard, now_ms) && !(defers && queue_defers(link, shard)))
 		{
+			DQ_POINT("transfer.send");
 			dq_op_transfer_send(link->redis, &shard->keys, shard->session,
 								shard->floor, link->source, now_ms, TRANSFER_PAGE);
 			add_request(link, DQ_REQ_TRANSFER, shard);
 			shard->transfer_in_flight = true;
 			sent = true;
 		}
-		if (shard->state == DQ_SHARD_FROZEN && shard->want_thaw &&
-			shard->pages_in_flight == 0 && !shard->other_in_flight)
+		if (dq_heal_wants_sweep(shard))
 		{
+			dq_heal_send(link, shard);
+			add_request(link, DQ_REQ_SWEEP, shard);
+			shard->other_in_flight = true;
+			sent = true;
+		}
+		else if (shard->state == DQ_SHARD_FROZEN && shard->want_thaw &&
+			shard->pages_in_flight == 0 && !shard->other_in_flight && shard->thaw_at <= now)
+		{
+			DQ_POINT("thaw.send");
 			dq_op_thaw_send(link->redis, &shard->keys, shard->session, shard->floor,
-							link->source);
+							link->source, shard->producer,
+							dq_producers_awaited(link, shard));
 			add_request(link, DQ_REQ_THAW, shard);
 			shard->other_in_flight = true;
 			sent = true;
 		}
 		else if (!shard->other_in_flight &&
-				 TimestampDifferenceExceeds(shard->status_at, now, link->scan_interval))
+				 TimestampDifferenceExceeds(shard->status_at, now,
+											dq_look_interval(link, shard)))
 		{
 			/* the safety sweep: numbers, next due instant, lease */
-			dq_op_status_send(link->redis, &shard->keys, link->source,
-							  shard->producer ? "" : shard->session, lease_ms(link), now_ms);
+			send_status(link, shard);
 			add_request(link, DQ_REQ_STATUS, shard);
 			shard->other_in_flight = true;
 			shard->status_at = now;
@@ -310,7 +338,9 @@ receive_apply(DqLink *link, DqRequest *request)
 	DqApplyResult result;
 	DqReply    *error;
 
+	DQ_POINT("relay.page.sent");
 	dq_op_apply_result(link->redis, &result, &error);
+	DQ_POINT("relay.page.received");
 	request->taken = true;
 	shard->pages_in_flight--;
 	if (error)
@@ -328,11 +358,16 @@ receive_apply(DqLink *link, DqRequest *request)
 		shard->stats.rescheduled += cut->moves;
 		shard->stats.relayed += cut->page->nops;
 		shard->stats.removed += Max(0, result.removed - cut->moves);
+		shard->stats.replayed += cut->replayed;
+		shard->replayed += cut->replayed;
 		shard->stats.pending += result.applied - result.removed;
 		shard->stats.seen_at = GetCurrentTimestamp();
 		shard->publish = true;
 		if (cut->done)
+		{
 			dq_batch_done(shard);
+			DQ_POINT("relay.batch.done");
+		}
 	}
 	MemoryContextDelete(cut->page->context);
 }
@@ -344,7 +379,9 @@ receive_transfer(DqLink *link, DqRequest *request)
 	DqTransferResult result;
 	DqReply    *error;
 
+	DQ_POINT("transfer.sent");
 	dq_op_transfer_result(link->redis, &result, &error);
+	DQ_POINT("transfer.received");
 	shard->transfer_in_flight = false;
 	shard->transfer_more = false;
 	if (error)
@@ -357,6 +394,8 @@ receive_transfer(DqLink *link, DqRequest *request)
 	if (!dq_shard_note_fence(link, shard, &result.fence))
 		return;
 	shard->transfer_more = result.more;
+	shard->marking.pushed += result.moved;
+	shard->marking.wanted |= result.moved > 0;
 	shard->stats.transferred += result.moved;
 	shard->stats.delivered += result.moved;
 	shard->stats.pending = Max(0, shard->stats.pending - result.moved - result.quarantined);
@@ -422,7 +461,7 @@ receive_status(DqLink *link, DqRequest *request)
 	if (!dq_shard_note_fence(link, shard, &fence))
 		return;
 	/* what a dead session has left; nobody told us */
-	if (record.held > 0)
+	if (record.holds > 0)
 		shard->holds_due = shard->holds_anew = true;
 	/* PO 5a holds for an idle reply as well: who wrote the fence last? */
 	if (shard->pages_in_flight == 0 && !shard->broken &&
@@ -431,6 +470,11 @@ receive_status(DqLink *link, DqRequest *request)
 	else if (!shard->producer &&
 			 strcmp(record.owner_source, link->source) != 0)
 		dq_shard_forget(shard, DQ_SHARD_UNKNOWN);
+	else
+	{
+		dq_mark_note(shard, &fence, &record);
+		dq_producers_note(shard, &record);
+	}
 }
 
 static void
@@ -439,26 +483,54 @@ receive_thaw(DqLink *link, DqRequest *request)
 	DqShard    *shard = request->shard;
 	DqFence		fence;
 	DqReply    *error;
+	char	   *who;
 
-	dq_op_thaw_result(link->redis, &fence, &error);
+	DQ_POINT("thaw.sent");
+	dq_op_thaw_result(link->redis, &fence, &who, &error);
+	DQ_POINT("thaw.received");
 	shard->other_in_flight = false;
 	if (error)
 		note_reply_error(link, shard, error);
-	else if (dq_shard_note_fence(link, shard, &fence))
+	else if (!dq_shard_note_fence(link, shard, &fence))
+		return;
+	else if (fence.status == DQ_WAITS)
+		dq_producers_wait(link, shard, who);
+	else
 	{
 		shard->state = DQ_SHARD_OPEN;
 		shard->holds_due = shard->holds_anew = true;
-		shard->mark_wanted = true;	/* one may have been lost with a worker */
+		dq_producers_thawed(link, shard);
+		dq_heal_end(shard);
+		shard->marking.wanted = true;	/* one may have been lost with a worker */
 		shard->want_thaw = false;
 		shard->publish = true;
 	}
 }
 
-/* All that is in flight. A shard whose page was refused looks where its fence is. */
-void
-dq_exchange_receive(DqLink *link)
+static void
+receive_sweep(DqLink *link, DqRequest *request)
 {
-	int			n = link->nrequests;
+	DqShard    *shard = request->shard;
+	DqSweepResult result;
+	DqReply    *error;
+
+	DQ_POINT("sweep.sent");
+	dq_op_sweep_result(link->redis, &result, &error);
+	DQ_POINT("sweep.received");
+	shard->other_in_flight = false;
+	if (error)
+		note_reply_error(link, shard, error);
+	else if (dq_shard_note_fence(link, shard, &result.fence) && shard->heal == DQ_HEAL_SWEEP)
+		dq_heal_received(shard, &result);
+}
+
+/*
+ * The first n of what is in flight. A shard whose page was refused looks where its
+ * fence is.
+ */
+void
+dq_exchange_receive(DqLink *link, int n)
+{
 	int			i;
 	ListCell   *lc;
 
@@ -481,10 +553,14 @@ dq_exchange_receive(DqLink *link)
 			case DQ_REQ_THAW:
 				receive_thaw(link, request);
 				break;
+			case DQ_REQ_SWEEP:
+				receive_sweep(link, request);
+				break;
 		}
 		MemoryContextSwitchTo(old);
 	}
-	link->nrequests = 0;
+	link->nrequests -= n;
+	memmove(link->requests, link->requests + n, link->nrequests * sizeof(DqRequest));
 
 	foreach(lc, link->shards)
 	{

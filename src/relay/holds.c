@@ -9,6 +9,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/transam.h"
 #include "access/xact.h"
@@ -18,8 +19,19 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
+#define LOOK_MS			20			/* between looks at those we wait for */
 #define MANY_TOKENS		100		/* of one script call */
 #define MANY_PAGES		20		/* of holds, in one step */
+#define MANY_TAKINGS	5		/* of the ready list, of one script call: each may have
+								 * a page of elements */
+#define MOST_TAKINGS	100		/* of them, in one step */
+
+/* Elements of the ready list whose taker has ended. */
+typedef struct Taking
+{
+	int64		number;
+	char		token[DQ_TOKEN_LEN];
+} Taking;
 
 /* ---- before a thaw ---- */
 
@@ -62,9 +74,8 @@ note_missing(DqLink *link, DqShard *shard, const char *tokens,
 
 /*
  * Which open transactions, prepared ones included, rely on a hold that is not there?
- * Their rows can be read before they end. A hold that stands protects itself. The
- * new session is published first: a backend looks at it after its row is written
- * (dq_taken_record), so one of the two sees the other.
+ * Their rows can be read before they end. A hold that stands protects itself. Read
+ * again at each look: a savepoint may have been rolled back.
  */
 static void
 find_blockers(DqLink *link, DqShard *shard)
@@ -80,10 +91,8 @@ find_blockers(DqLink *link, DqShard *shard)
 	List	   *found = NIL;	/* tokens and xids, full arrays */
 	int			n = 0;
 	int			i;
-	ListCell   *lc;
 
-	dq_link_publish(link, shard);
-	pg_memory_barrier();
+	DQ_POINT("thaw.blockers");
 	dq_link_begin(link);
 	MemoryContextSwitchTo(caller);
 	each = AllocSetContextCreate(caller, "dq_bridge row", ALLOCSET_DEFAULT_SIZES);
@@ -115,7 +124,7 @@ find_blockers(DqLink *link, DqShard *shard)
 			MemoryContextSwitchTo(caller);
 			if (!more)
 				break;
-			if (row.op != DQ_OP_REMOVE || row.token == NULL ||
+			if (row.op != DQ_OP_REMOVE || row.token == NULL || !is_running(row.xid) ||
 				VARSIZE_ANY_EXHDR(row.token) != DQ_TOKEN_LEN)
 				continue;
 			if (n == MANY_TOKENS)
@@ -140,12 +149,6 @@ find_blockers(DqLink *link, DqShard *shard)
 		note_missing(link, shard, list_nth(found, i), list_nth(found, i + 1), MANY_TOKENS);
 	if (n > 0)
 		note_missing(link, shard, tokens, xids, n);
-	shard->blockers_known = true;
-	foreach(lc, shard->blockers)
-		ereport(LOG,
-				(errmsg("dq_bridge: due tasks of shard \"%s\" wait for the end of transaction %u, whose removals Redis has lost",
-						shard->name,
-						XidFromFullTransactionId(*(FullTransactionId *) lfirst(lc)))));
 }
 
 /*
@@ -161,26 +164,45 @@ dq_shard_may_thaw(const DqShard *shard)
 void
 dq_blockers_look(DqLink *link)
 {
+	TimestampTz now = GetCurrentTimestamp();
 	ListCell   *lc;
 
 	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
-		ListCell   *b;
+		bool		told = shard->blockers != NIL;
 
-		if (shard->state != DQ_SHARD_FROZEN || shard->producer)
+		if (shard->state != DQ_SHARD_FROZEN || shard->producer ||
+			dq_shard_may_thaw(shard))
 			continue;
-		if (!shard->blockers_known)
-			find_blockers(link, shard);
-		foreach(b, shard->blockers)
+		if (shard->blockers_known &&
+			!TimestampDifferenceExceeds(shard->blockers_at, now, LOOK_MS))
+			continue;
+		shard->blockers_at = now;
+		/*
+		 * The new session first: a backend that has not begun to write by then
+		 * writes nothing that relies on the old one.
+		 */
+		dq_link_publish(link, shard);
+		if (dq_session_is_written(MyDatabaseId, shard->no))
+			continue;
+		list_free_deep(shard->blockers);
+		shard->blockers = NIL;
+		find_blockers(link, shard);
+		shard->blockers_known = true;
+		if (shard->blockers != NIL && !told)
 		{
-			FullTransactionId *xid = lfirst(b);
-
-			if (is_running(*xid))
-				continue;
-			pfree(xid);
-			shard->blockers = foreach_delete_current(shard->blockers, b);
+			snprintf(shard->stats.last_error, DQ_ERROR_LEN,
+					 "due tasks wait for the end of transaction %u, whose removals Redis has lost",
+					 XidFromFullTransactionId(*(FullTransactionId *) linitial(shard->blockers)));
+			shard->stats.last_error_at = now;
+			shard->publish = true;
+			ereport(LOG,
+					(errmsg("dq_bridge: shard \"%s\" of server \"%s\": %s",
+							shard->name, link->server_name, shard->stats.last_error)));
 		}
+		if (shard->blockers == NIL)
+			shard->looked = false;	/* the batch that thaws begins after this */
 	}
 }
 
@@ -207,6 +229,8 @@ has_ended(const DqLink *link, const DqShard *shard, const DqHold *hold)
 		return hold->subxid != 0 && is_running(xid) &&
 			TransactionIdDidAbort((TransactionId) hold->subxid);
 	}
+	if (hold->xid >= dq_shared()->first_xid)
+		return true;			/* such numbers are given out anew */
 	for (i = 0; i < shard->seen->nxip; i++)
 		if (FullTransactionIdEquals(shard->seen->xip[i], xid))
 			return false;
@@ -221,9 +245,48 @@ put_back(DqLink *link, DqShard *shard, const char *tokens, int n)
 	if (n == 0)
 		return;
 	dq_shard_share_floor(shard);
+	DQ_POINT("restore.send");
 	(void) dq_op_restore(link->redis, shard->name, &shard->keys, shard->session,
 						 shard->floor, link->source, tokens, n, &fence);
+	DQ_POINT("restore.received");
 	(void) dq_shard_note_fence(link, shard, &fence);
+}
+
+static int
+taking_cmp(const void *a, const void *b)
+{
+	const Taking *x = a,
+			   *y = b;
+
+	return x->number < y->number ? 1 : x->number == y->number ? 0 : -1;
+}
+
+/*
+ * What was taken from the ready list goes back in front of it, what was taken last
+ * first: so the order is what it was. Not all at once; the rest is read again.
+ */
+static void
+put_takings_back(DqLink *link, DqShard *shard, Taking *takings, int n)
+{
+	char		tokens[MANY_TAKINGS * DQ_TOKEN_LEN];
+	int			i,
+				m = 0;
+
+	qsort(takings, n, sizeof(Taking), taking_cmp);
+	for (i = 0; i < Min(n, MOST_TAKINGS) && shard->state == DQ_SHARD_OPEN; i++)
+	{
+		memcpy(tokens + m++ * DQ_TOKEN_LEN, takings[i].token, DQ_TOKEN_LEN);
+		if (m == MANY_TAKINGS || i + 1 == Min(n, MOST_TAKINGS))
+		{
+			put_back(link, shard, tokens, m);
+			m = 0;
+		}
+	}
+	if (n > MOST_TAKINGS)
+	{
+		shard->holds_cursor[0] = '\0';
+		shard->holds_anew = true;
+	}
 }
 
 /* true: all that has ended is put back; false: look again when more is applied */
@@ -232,6 +295,8 @@ resolve(DqLink *link, DqShard *shard)
 {
 	char	   *cursor = pstrdup(shard->holds_cursor[0] ? shard->holds_cursor : "0");
 	bool		settled = true;
+	Taking	   *takings = NULL;
+	int			ntakings = 0;
 	int			pages;
 
 	for (pages = 0; pages < MANY_PAGES; pages++)
@@ -248,6 +313,8 @@ resolve(DqLink *link, DqShard *shard)
 		if (!dq_shard_note_fence(link, shard, &fence))
 			return false;
 		tokens = palloc(MANY_TOKENS * DQ_TOKEN_LEN);
+		takings = takings ? repalloc(takings, (ntakings + n) * sizeof(Taking))
+			: palloc(Max(n, 1) * sizeof(Taking));
 		for (i = 0; i < n; i++)
 		{
 			if (!has_ended(link, shard, &holds[i]))
@@ -255,6 +322,12 @@ resolve(DqLink *link, DqShard *shard)
 				/* its row is on the way, or it goes on: an end is told to us */
 				settled &= holds[i].incarnation == dq_incarnation() &&
 					is_running(FullTransactionIdFromU64(holds[i].xid));
+				continue;
+			}
+			if (holds[i].kind == 'l')
+			{
+				takings[ntakings].number = holds[i].number;
+				memcpy(takings[ntakings++].token, holds[i].token, DQ_TOKEN_LEN);
 				continue;
 			}
 			memcpy(tokens + m++ * DQ_TOKEN_LEN, holds[i].token, DQ_TOKEN_LEN);
@@ -269,8 +342,33 @@ resolve(DqLink *link, DqShard *shard)
 			return false;
 		strlcpy(shard->holds_cursor, cursor, sizeof(shard->holds_cursor));
 		if (strcmp(cursor, "0") == 0)
-			return settled;
+			break;
 	}
+	put_takings_back(link, shard, takings, ntakings);
+	return pages < MANY_PAGES && ntakings <= MOST_TAKINGS && settled;
+}
+
+/* Would a look show anything new? */
+static bool
+wants_resolving(const DqShard *shard, TimestampTz now)
+{
+	return shard->holds_due && shard->state == DQ_SHARD_OPEN && !shard->producer &&
+		shard->seen_here && shard->blocked_until <= now &&
+		(shard->holds_anew || (shard->holds_cursor[0] != '\0' && shard->holds_cursor[0] != '0') ||
+		 shard->holds_seen != shard->stats.relayed_xmin);
+}
+
+bool
+dq_holds_wanted(const DqLink *link)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	ListCell   *lc;
+
+	if (dq_rollbacks() != link->rollbacks)
+		return true;
+	foreach(lc, link->shards)
+		if (wants_resolving(lfirst(lc), now))
+			return true;
 	return false;
 }
 
@@ -289,16 +387,16 @@ dq_holds_resolve(DqLink *link)
 
 		if (rollbacks != link->rollbacks)
 			shard->holds_due = shard->holds_anew = true;
-		if (!shard->holds_due || shard->state != DQ_SHARD_OPEN || shard->producer ||
-			!shard->seen_here || shard->blocked_until > now)
-			continue;
-		/* the same again would show the same */
-		if (!shard->holds_anew && shard->holds_cursor[0] == '0' &&
-			shard->holds_seen == shard->stats.relayed_xmin)
+		if (!wants_resolving(shard, now))
 			continue;
 		shard->holds_anew = false;
 		shard->holds_seen = shard->stats.relayed_xmin;
 		shard->holds_due = !resolve(link, shard);
+		if (!shard->holds_due && shard->stats.rollbacks != rollbacks)
+		{
+			shard->stats.rollbacks = rollbacks;
+			shard->publish = true;
+		}
 		any = true;
 	}
 	link->rollbacks = rollbacks;

@@ -11,6 +11,9 @@
  *	  collect.c	 their transactions, in order (G8)
  *	  cut.c		 their pages
  *	  resolve.c	 removals that named no exact task
+ *	  marking.c	 what is known to be delivered (PO 15a)
+ *	  heal.c	 making good what Redis has lost (PO 7, G3)
+ *	  producers.c whom the owner waits for before it thaws
  *	  exchange.c what is sent and what the replies mean (PO 4, PO 6)
  *	  holds.c	 what open and ended transactions hold
  *	  hand.c	 the same without a worker
@@ -28,6 +31,15 @@ typedef enum DqShardState
 	DQ_SHARD_OPEN,
 	DQ_SHARD_NOT_OWNER			/* looked at again each scan_interval */
 } DqShardState;
+
+/* What a frozen shard needs before it is thawed (heal.c) */
+typedef enum DqHeal
+{
+	DQ_HEAL_NONE,
+	DQ_HEAL_LOOK,				/* not known yet */
+	DQ_HEAL_RELAY,				/* exactly to the mark's A */
+	DQ_HEAL_SWEEP				/* drop what the mark calls delivered */
+} DqHeal;
 
 /* A transaction with rows for the shard. */
 typedef struct DqGroup
@@ -66,6 +78,7 @@ typedef struct DqBatch
 	int64		cut_seq;		/* within the group: seq after which to read */
 	bool		last_cut;		/* its last page has been cut */
 	bool		thaws;			/* cur was taken after entering (PO 7) */
+	bool		heals;			/* cur is the mark's A */
 	int64		rows;			/* collected, minus those cut */
 	/* removals among them: due tasks wait for these */
 	int64		removes;
@@ -86,8 +99,29 @@ typedef struct DqCut
 	bool		first;
 	bool		done;
 	int			offers;
+	int			replayed;		/* rows that had been applied before */
 	int			moves;			/* offers of rescheduled tasks */
 } DqCut;
+
+/* What is known of deliveries, and what of it is stored (marking.c) */
+typedef struct DqMarking
+{
+	bool		loaded;			/* stored is what the table holds */
+	DqMark		stored;
+	ItemPointerData at;			/* where it lies, if this process stored it */
+	ItemPointerData next_at;	/* until the commit */
+	TimestampTz stored_at;
+	bool		wanted;			/* something was applied or delivered since */
+	int64		pushed;			/* to the ready list, as far as answers tell */
+	/* not stored yet */
+	char	   *applied;		/* NULL: none */
+	char	   *settled;		/* candidate for the mark's A, NULL: none */
+	int64		due;			/* its W */
+	int64		pushed_then;	/* pushed, when it was taken */
+	char		first[41];		/* digest of the ready list's first element then */
+	bool		confirmed;		/* the list is past it */
+	bool		last;			/* nothing lay in the list */
+} DqMarking;
 
 typedef struct DqShard
 {
@@ -101,6 +135,8 @@ typedef struct DqShard
 	bool		producer;
 	bool		index;
 	bool		paused;
+	bool		stop_on_loss;
+	char	   *loss;			/* what is missing for ever, NULL: nothing */
 	DqDestination destination;
 
 	/* protocol */
@@ -122,7 +158,7 @@ typedef struct DqShard
 	char		sent_position[64];	/* after the pages in flight */
 	int			pages_in_flight;
 	bool		transfer_in_flight;
-	bool		other_in_flight;	/* status or thaw */
+	bool		other_in_flight;	/* status, thaw or sweep */
 	bool		catching_up;	/* not looked at the outbox since it was (re)found */
 	bool		broken;			/* a page in flight was refused: drop what follows (PO 4) */
 	char	   *blame;			/* whose it is, not_owner */
@@ -131,6 +167,7 @@ typedef struct DqShard
 
 	/* holds (holds.c) */
 	bool		blockers_known; /* looked for since the session began */
+	TimestampTz blockers_at;	/* of the last look */
 	List	   *blockers;		/* FullTransactionIds: told true, and the hold is gone */
 	bool		holds_due;		/* look at them */
 	bool		holds_anew;		/* ... even if nothing more is applied */
@@ -145,8 +182,23 @@ typedef struct DqShard
 	int			failures;
 	int			big_failures;	/* connections lost over one large page */
 	bool		parked;
-	TimestampTz marked_at;
-	bool		mark_wanted;
+	DqMarking	marking;
+
+	/* healing */
+	TimestampTz entered_at;
+	TimestampTz thaw_at;		/* not before: a producer was waited for */
+	char	   *producers;		/* that lived when the shard was last open */
+	char	   *awaited;		/* the one that is waited for, said once */
+	DqHeal		heal;
+	bool		lost;			/* seen by its version: Redis went back */
+	bool		loss_noted;		/* and said so */
+	char	   *acknowledged;	/* snapshot Redis had come to, in context */
+	DqSnapshot *replay_to;		/* the same, while it is behind; in snapshots */
+	DqSnapshot *heal_to;		/* the mark's A; in snapshots */
+	uint64		largest_id;		/* of ours */
+	DqSweep		sweep;			/* how far; in snapshots */
+	int64		replayed;		/* in this healing */
+	int64		swept;
 
 	DqShardStats stats;			/* what is published, private copy */
 	bool		publish;
@@ -157,7 +209,8 @@ typedef enum DqRequestKind
 	DQ_REQ_APPLY,
 	DQ_REQ_TRANSFER,
 	DQ_REQ_STATUS,
-	DQ_REQ_THAW
+	DQ_REQ_THAW,
+	DQ_REQ_SWEEP
 } DqRequestKind;
 
 typedef struct DqRequest
@@ -205,6 +258,8 @@ typedef struct DqLink
 	DqRequest	requests[DQ_MAX_REQUESTS];
 	int			nrequests;
 	char	   *server_warnings;
+	int			mark_interval;	/* ms between marks of a shard, 0: as usual */
+	int64		replay_window;	/* ms */
 } DqLink;
 
 struct DqBridge
@@ -249,6 +304,7 @@ extern void dq_link_messages(DqLink *link);
 
 /* enter.c */
 extern void dq_shards_enter(DqLink *link);
+extern bool dq_shard_wants_look(const DqLink *link, const DqShard *shard, TimestampTz now);
 extern void dq_shard_forget(DqShard *shard, DqShardState state);
 extern void dq_shard_adopt_fence(DqShard *shard, const DqFence *fence,
 								 const DqFenceRecord *record);
@@ -285,7 +341,39 @@ extern void dq_page_named(DqPage *page, const DqRow *element, const bytea *membe
 /* holds.c */
 extern void dq_blockers_look(DqLink *link);
 extern bool dq_shard_may_thaw(const DqShard *shard);
+extern bool dq_holds_wanted(const DqLink *link);
 extern bool dq_holds_resolve(DqLink *link);
+
+/* producers.c */
+extern void dq_producers_note(DqShard *shard, const DqFenceRecord *record);
+extern const char *dq_producers_awaited(const DqLink *link, const DqShard *shard);
+extern void dq_producers_thawed(const DqLink *link, const DqShard *shard);
+extern void dq_producers_wait(DqLink *link, DqShard *shard, const char *who);
+
+/* marking.c */
+extern void dq_mark_load(DqShard *shard, Snapshot snapshot);
+extern void dq_mark_forget(DqShard *shard);
+extern void dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record);
+extern void dq_marks_store(DqLink *link);
+extern void dq_mark_back(DqLink *link, DqShard *shard);
+extern int	dq_look_interval(const DqLink *link, const DqShard *shard);
+
+/* heal.c */
+extern void dq_heal_remember(DqShard *shard);
+extern void dq_heal_begin(DqShard *shard);
+extern void dq_heal_look(DqLink *link);
+extern void dq_heal_end(DqShard *shard);
+extern void dq_heal_reset(DqShard *shard);
+extern bool dq_heal_is_behind(const DqShard *shard);
+extern const DqSnapshot *dq_heal_target(const DqShard *shard);
+extern void dq_heal_reached(DqShard *shard);
+extern bool dq_heal_wants_sweep(const DqShard *shard);
+extern void dq_heal_send(DqLink *link, DqShard *shard);
+extern void dq_heal_received(DqShard *shard, const DqSweepResult *result);
+/* due tasks wait: a pause, or a loss that nobody has accepted */
+extern bool dq_shard_is_halted(const DqShard *shard);
+extern void dq_shard_set_loss(DqShard *shard, const DqLoss *loss);
+extern bool dq_heal_is_replay(const DqShard *shard, const DqRow *row);
 
 /* exchange.c */
 /* What a reply's common part says; true: go on. */
@@ -293,7 +381,7 @@ extern bool dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fen
 /* Backends have seen replies as well: take over what they know (PO 7). */
 extern void dq_shard_share_floor(DqShard *shard);
 extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */
-extern void dq_exchange_receive(DqLink *link);
+extern void dq_exchange_receive(DqLink *link, int n);	/* the first n replies */
 extern void dq_shard_note_error(DqLink *link, DqShard *shard, const char *message,
 								bool transient);
 /* its page breaks the connection: out of the way for ten seconds */

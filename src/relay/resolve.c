@@ -11,6 +11,7 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
@@ -239,7 +240,9 @@ commit_resolution(DqLink *link, DqShard *shard, DqLookup *lookup)
 		}
 		dq_outbox_insert(&row, link->serverid);
 	}
+	DQ_POINT("resolve.record");
 	dq_link_end(link);
+	DQ_POINT("resolve.recorded");
 }
 
 static DqShard *
@@ -285,7 +288,9 @@ apply_elsewhere(DqLink *link, DqShard *shard, const DqResolution *r)
 	header.position = other->position;
 	header.writer = link->writer;
 	header.index = other->index;
+	DQ_POINT("resolve.send");
 	dq_op_apply_send(link->redis, &other->keys, page, &header);
+	DQ_POINT("resolve.sent");
 	dq_op_apply_result(link->redis, &result, &error);
 	if (error)
 	{
@@ -341,6 +346,7 @@ resolve(DqLink *link, DqShard *shard)
 		MemoryContextSwitchTo(old);
 		if (!through)
 			return false;
+		DQ_POINT("resolve.looked");
 		commit_resolution(link, shard, lookup);
 	}
 

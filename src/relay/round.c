@@ -7,17 +7,16 @@
 
 #include "compat.h"
 #include "relay/relay_private.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "miscadmin.h"
-#include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
 #define ROUND_MS	100			/* a round returns after about this */
 #define SLICE_MS	20			/* reading rows, between which due tasks move */
-#define MARK_MS		5000
 #define BIG_PAGE	(512 * 1024)	/* more than a full page: one large task */
 
 void
@@ -93,6 +92,8 @@ state_name(const DqShard *shard)
 		return "not_owner";
 	if (shard->failures > 0)
 		return "redis_down";
+	if (shard->loss)
+		return "data_loss";
 	if (shard->paused)
 		return "paused";
 	return "running";
@@ -106,6 +107,8 @@ dq_link_publish(DqLink *link, DqShard *shard)
 	int64		scans;
 
 	strlcpy(shard->stats.state, state_name(shard), sizeof(shard->stats.state));
+	if (shard->loss && strcmp(shard->stats.state, "data_loss") == 0)
+		strlcpy(shard->stats.last_error, shard->loss, DQ_ERROR_LEN);
 	strlcpy(shard->stats.session, shard->session, sizeof(shard->stats.session));
 	shared = dq_stats_lock(MyDatabaseId, shard->no);
 	key = shared->key;
@@ -113,6 +116,7 @@ dq_link_publish(DqLink *link, DqShard *shard)
 		shard->floor = Max(shard->floor, shared->floor);
 	shard->stats.floor = shard->floor;
 	scans = shared->remove_scans;
+	shard->stats.writing = shared->writing;
 	*shared = shard->stats;
 	shared->key = key;
 	shared->remove_scans = scans;
@@ -183,41 +187,6 @@ dq_link_mark_down(DqLink *link, const char *message)
 	}
 }
 
-/* ---- housekeeping: marks and rotation, workers only ---- */
-
-/*
- * Asynchronous commit is enough: a lost mark is an older mark, which only keeps
- * an outbox table longer.
- */
-static void
-store_marks(DqLink *link)
-{
-	TimestampTz now = GetCurrentTimestamp();
-	bool		begun = false;
-	ListCell   *lc;
-
-	foreach(lc, link->shards)
-	{
-		DqShard    *shard = lfirst(lc);
-
-		if (!shard->mark_wanted || shard->state != DQ_SHARD_OPEN || shard->batch ||
-			!TimestampDifferenceExceeds(shard->marked_at, now, MARK_MS))
-			continue;
-		if (!begun)
-		{
-			dq_link_begin(link);
-			(void) set_config_option("synchronous_commit", "off", PGC_USERSET,
-									 PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
-			begun = true;
-		}
-		dq_mark_store(shard->no, shard->prev, Min(shard->next_due - 1, dq_now_ms()));
-		shard->mark_wanted = false;
-		shard->marked_at = now;
-	}
-	if (begun)
-		dq_link_end(link);
-}
-
 /* ---- the round ---- */
 
 static long
@@ -237,16 +206,41 @@ time_to_wait(DqLink *link)
 			wait = Min(wait, TimestampDifferenceMilliseconds(now, shard->blocked_until));
 			continue;
 		}
-		if (shard->state == DQ_SHARD_OPEN && !shard->producer && !shard->paused &&
+		if (shard->state == DQ_SHARD_OPEN && !shard->producer && !dq_shard_is_halted(shard) &&
 			OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
 			shard->next_due != PG_INT64_MAX)
 			wait = Min(wait, Max(shard->next_due - now_ms, 0));
+		if (shard->state == DQ_SHARD_FROZEN && shard->thaw_at > now)
+			wait = Min(wait, TimestampDifferenceMilliseconds(now, shard->thaw_at));
 		if (shard->state == DQ_SHARD_UNKNOWN || shard->state == DQ_SHARD_RESYNC)
 			wait = 0;
-		wait = Min(wait, Max(link->scan_interval -
+		wait = Min(wait, Max(dq_look_interval(link, shard) -
 							 TimestampDifferenceMilliseconds(shard->status_at, now), 0));
 	}
 	return (long) wait;
+}
+
+/*
+ * Is there an exchange to be had that cannot stand behind others on its connection?
+ */
+static bool
+wants_quiet(const DqLink *link)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	ListCell   *lc;
+
+	if (dq_holds_wanted(link))
+		return true;
+	foreach(lc, link->shards)
+	{
+		const DqShard *shard = lfirst(lc);
+
+		if (dq_shard_wants_look(link, shard, now) ||
+			(shard->batch && shard->batch->element) ||
+			(shard->state == DQ_SHARD_FROZEN && !dq_shard_may_thaw(shard)))
+			return true;
+	}
+	return false;
 }
 
 long
@@ -255,6 +249,7 @@ dq_link_round(DqLink *link)
 	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), ROUND_MS);
 	bool		more,
 				resolving;
+	int			before;
 
 	do
 	{
@@ -267,26 +262,46 @@ dq_link_round(DqLink *link)
 			return link->scan_interval;
 		dq_link_connect(link);
 		dq_link_messages(link);
-		dq_shards_enter(link);
-		dq_blockers_look(link);
+		if (link->nrequests > 0 && wants_quiet(link))
+			dq_exchange_receive(link, link->nrequests);
+		if (link->nrequests == 0)
+		{
+			dq_shards_enter(link);
+			dq_heal_look(link);
+			dq_blockers_look(link);
+		}
 		resolving = dq_resolve_elements(link);
 		more = dq_batches_prepare(link, slice);
+		/*
+		 * Redis is never without work while there is some: replies are taken one
+		 * round behind, and meanwhile the next pages are read.
+		 */
+		before = link->nrequests;
 		if (dq_exchange_send(link))
 		{
-			/* Redis works while the next pages are read */
 			slice = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), SLICE_MS);
 			(void) dq_batches_prepare(link, slice);
-			dq_exchange_receive(link);
 			more = true;
 		}
-		more |= dq_holds_resolve(link);
+		if (before > 0)
+		{
+			dq_exchange_receive(link, before);
+			more = true;
+		}
+		if (link->nrequests == 0)
+			more |= dq_holds_resolve(link);
 		publish_all(link);
 		more |= resolving;
 	} while (more && GetCurrentTimestamp() < deadline);
+	if (link->nrequests > 0)
+	{
+		dq_exchange_receive(link, link->nrequests);
+		publish_all(link);
+	}
 
 	if (!more)
 		dq_link_look(link);
 	if (link->own_xact)
-		store_marks(link);
+		dq_marks_store(link);
 	return more ? 0 : time_to_wait(link);
 }

@@ -11,6 +11,7 @@
 #include "storage/ipc.h"
 #include "storage/shmem.h"
 #include "utils/dsa.h"
+#include "access/transam.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -28,7 +29,7 @@
  * On 15 and 16 an unpreloaded library lives on the slack that PostgreSQL leaves
  * for such cases, which all extensions share.
  */
-StaticAssertDecl(sizeof(DqShared) < 16384, "shared memory of dq_bridge is too large");
+StaticAssertDecl(sizeof(DqShared) < 24576, "shared memory of dq_bridge is too large");
 
 static bool preloaded = false;
 static DqShared *shared = NULL;
@@ -74,6 +75,7 @@ fill_shared(DqShared *s)
 	ConditionVariableInit(&s->progress);
 	pg_atomic_init_u64(&s->rollbacks, 0);
 	s->incarnation = (uint64) GetCurrentTimestamp();
+	s->first_xid = U64FromFullTransactionId(ReadNextFullTransactionId());
 	for (int i = 0; i < DQ_MAX_WORKERS; i++)
 		s->workers[i].procno = -1;
 }

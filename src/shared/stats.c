@@ -45,6 +45,35 @@ dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor)
 	return true;
 }
 
+bool
+dq_session_writing(Oid dboid, int32 shard, const char *session)
+{
+	DqShardStats *entry = dq_stats_lock(dboid, shard);
+	bool		same = strcmp(entry->session, session) == 0;
+
+	if (same)
+		entry->writing++;
+	dq_stats_release(entry);
+	return same;
+}
+
+void
+dq_session_written(Oid dboid, int32 shard)
+{
+	DqShardStats *entry = dq_stats_lock(dboid, shard);
+
+	entry->writing--;
+	dq_stats_release(entry);
+}
+
+bool
+dq_session_is_written(Oid dboid, int32 shard)
+{
+	DqShardStats stats;
+
+	return dq_stats_get(dboid, shard, &stats) && stats.writing > 0;
+}
+
 void
 dq_session_note(Oid dboid, int32 shard, const char *session, int64 version)
 {

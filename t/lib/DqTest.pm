@@ -92,7 +92,7 @@ jit = off
 CONF
 
 # new(name => 'main', conf => '', redis => {...} | DqTest::Redis, start => 1,
-#     extension => 1)
+#     extension => 1, install => a copy of the installation, see DqTest::Points)
 sub new
 {
 	my ($class, %o) = @_;
@@ -102,7 +102,8 @@ sub new
 	  (ref($o{redis}) && ref($o{redis}) ne 'HASH')
 	  ? $o{redis}
 	  : DqTest::Redis->new(name => "redis_$self->{name}", %{ $o{redis} || {} });
-	$self->{node} = PostgreSQL::Test::Cluster->new($self->{name});
+	$self->{node} = PostgreSQL::Test::Cluster->new($self->{name},
+		$o{install} ? (install_path => $o{install}) : ());
 	$self->{node}->init(allows_streaming => 'logical', extra => [ '-E', $o{encoding} || 'UTF8', '--locale=C' ]);
 	$self->{node}->append_conf('postgresql.conf', $conf . ($o{conf} || ''));
 	if (!defined $o{start} || $o{start})

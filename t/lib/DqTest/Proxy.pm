@@ -5,10 +5,13 @@
 #   cut N        every N-th reply to a command is thrown away and the connection
 #                closed: Redis has executed it, the client never hears
 #   chance P     the same for a random share P of replies
+#   before N     every N-th command never reaches Redis, the connection is closed
 #   hole         takes bytes, forwards nothing (both ways)
 #   delay S      replies S seconds late
 #   refuse       closes new connections at once, and those there are
-# Only replies to EVAL and EVALSHA count, unless the mode ends in ' all'.
+# Only EVAL and EVALSHA count, unless ' all' follows; with ' once' behind that it
+# passes again after the first cut. mode() returns at once, mode_now() when the
+# proxy has it.
 package DqTest::Proxy;
 
 use strict;
@@ -60,6 +63,35 @@ sub mode
 	print $fh $mode;
 	close $fh;
 	rename "$self->{file}.tmp", $self->{file};
+}
+
+sub mode_now
+{
+	my ($self, $mode) = @_;
+	my $end = time() + 10;
+
+	$self->mode($mode);
+	while (time() < $end)
+	{
+		if (open my $fh, '<', "$self->{file}.now")
+		{
+			my $now = <$fh>;
+			return if defined $now && $now eq $mode;
+		}
+		select(undef, undef, undef, 0.005);
+	}
+	die "the proxy does not take mode $mode\n";
+}
+
+# For the proxy's own process: what it does now, for others to see
+sub say_mode
+{
+	my ($self, $mode) = @_;
+
+	open my $fh, '>', "$self->{file}.now.tmp" or return;
+	print $fh $mode;
+	close $fh;
+	rename "$self->{file}.now.tmp", "$self->{file}.now";
 }
 
 # How often a reply was thrown away
@@ -117,6 +149,7 @@ sub serve
 	my $select = IO::Select->new($listen);
 	my (%peer, %side, %buf, %names, %later, %held);
 	my ($mode, $arg, $all, $checked, $count, $cuts) = ('pass', 0, 0, 0, 0, 0);
+	my ($once, $said) = (0, '');
 	my $drop = sub {
 		my ($c) = @_;
 		for my $s ($c, $peer{$c})
@@ -126,6 +159,14 @@ sub serve
 			delete $held{$s};
 			close $s;
 		}
+	};
+	my $hit = sub {
+		$count++;
+		return 0 unless $mode eq 'chance' ? rand() < $arg : $count % $arg == 0;
+		$cuts++;
+		if (open my $c, '>', "$self->{file}.cuts") { print $c $cuts; close $c; }
+		if ($once) { $mode = 'pass'; $self->mode('pass'); }
+		return 1;
 	};
 	my $parent = getppid();
 
@@ -137,6 +178,13 @@ sub serve
 			if (open my $fh, '<', $self->{file})
 			{
 				my $text = <$fh> || 'pass';
+				if ($text ne $said)
+				{
+					$said = $text;
+					$count = 0 if $text =~ / once$/;
+					$self->say_mode($text);
+				}
+				$once = $text =~ s/ once$//;
 				$all = $text =~ s/ all$//;
 				($mode, $arg) = split / /, $text;
 			}
@@ -179,15 +227,28 @@ sub serve
 			if ($side{$fh} eq 'client')
 			{
 				# note the name of each command, then forward
+				my $sent = length $buf{$fh};
 				$buf{$fh} .= $data;
-				my $p = 0;
+				my ($p, $cut) = (0, 0);
 				while ($p < length $buf{$fh})
 				{
 					my $end = value_end(\$buf{$fh}, $p);
 					last unless defined $end;
 					my ($name) = substr($buf{$fh}, $p, 60) =~ /^\*\d+\r\n\$\d+\r\n([A-Za-z]+)\r\n/;
+					if ($mode eq 'before' && ($all || uc($name || '?') =~ /^EVAL/) && $hit->())
+					{
+						$cut = 1;
+						last;
+					}
 					push @{ $names{ $peer{$fh} } }, uc($name || '?');
 					$p = $end;
+				}
+				if ($cut)
+				{
+					# what has gone of it already is no whole command
+					syswrite_all($peer{$fh}, substr($buf{$fh}, $sent, $p - $sent)) if $p > $sent;
+					$drop->($fh);
+					next;
 				}
 				substr($buf{$fh}, 0, $p) = '';
 				syswrite_all($peer{$fh}, $data);
@@ -203,8 +264,7 @@ sub serve
 				my $name = shift @{ $names{$fh} };
 				if ($mode =~ /^(cut|chance)$/ && defined $name && ($all || $name =~ /^EVAL/))
 				{
-					$count++;
-					if ($mode eq 'cut' ? $count % $arg == 0 : rand() < $arg)
+					if ($hit->())
 					{
 						$cut = 1;
 						last;
@@ -222,12 +282,7 @@ sub serve
 			{
 				syswrite_all($peer{$fh}, $out);
 			}
-			if ($cut)
-			{
-				$cuts++;
-				if (open my $c, '>', "$self->{file}.cuts") { print $c $cuts; close $c; }
-				$drop->($fh);
-			}
+			$drop->($fh) if $cut;
 		}
 	}
 	POSIX::_exit(0);

@@ -5,6 +5,7 @@ package DqTest::Redis;
 use strict;
 use warnings;
 
+use File::Copy ();
 use File::Temp ();
 use IO::Socket::INET;
 use IO::Socket::UNIX;
@@ -151,6 +152,41 @@ sub freeze { my ($self) = @_; kill 'STOP', $self->{pid}; }
 sub thaw { my ($self) = @_; kill 'CONT', $self->{pid}; }
 
 sub restart { my ($self) = @_; $self->stop; $self->start; }
+
+# The data as they are now, for later: killed, swapped and started again, as when
+# somebody puts back a backup.
+my $saves = 0;
+
+sub save_state
+{
+	my ($self) = @_;
+	my $file = "$self->{dir}/saved." . ++$saves;
+
+	$self->cmd('SAVE');
+	File::Copy::copy("$self->{dir}/dump.rdb", $file) or die "copy: $!";
+	return { file => $file };
+}
+
+sub restore_state
+{
+	my ($self, $save) = @_;
+
+	$self->kill9;
+	system('rm', '-rf', "$self->{dir}/appendonlydir", "$self->{dir}/appendonly.aof");
+	File::Copy::copy($save->{file}, "$self->{dir}/dump.rdb") or die "copy: $!";
+	my $aof = $self->{config}{appendonly} || 'yes';
+	{
+		# with an append-only file asked for, Redis would not look at the dump
+		local $self->{config}{appendonly} = 'no';
+		$self->start;
+	}
+	$self->cmd('CONFIG', 'SET', 'appendonly', $aof);
+	for (1 .. 500)
+	{
+		last unless $self->cmd('INFO', 'persistence') =~ /aof_rewrite_(?:in_progress|scheduled):1/;
+		sleep(0.02);
+	}
+}
 
 # ---- the client ------------------------------------------------------------
 

@@ -1,0 +1,136 @@
+# What lies before the replay window cannot be applied again: state data_loss with
+# what is missing, on_data_loss stop and continue, dq_resume; what is known to be
+# delivered is no loss; the rebuild statements of the manual. G3; PO 16 17
+use strict;
+use warnings;
+use FindBin;
+use lib "$FindBin::RealBin/lib";
+use DqTest;
+use Test::More;
+use Time::HiRes qw(time sleep);
+
+my $t = DqTest->new;
+my $r = $t->redis;
+
+$t->sql("ALTER SERVER redis OPTIONS (ADD replay_window '2s')");
+$t->queue('stops');
+$t->queue('goes', "on_data_loss 'continue'");
+$t->queue('delivered');
+$t->queue('keyed');
+$t->queue('fresh');
+
+sub pending { my ($q) = @_; return $r->cmd('ZCARD', DqTest::Redis::pending_key($q)); }
+sub state { my ($q) = @_; return $t->stat($q, 'state'); }
+sub emptied { return $t->sql("SELECT count(*) FROM dq_emptied"); }
+
+# Everything in the outbox so far leaves it.
+sub age
+{
+	$t->sync;
+	my $rows = sub { $t->sql("SELECT count(*) FROM (SELECT 1 FROM dq_outbox_0 UNION ALL SELECT 1 FROM dq_outbox_1 UNION ALL SELECT 1 FROM dq_outbox_2) x") };
+	# a table stops taking rows when others come
+	ok(poll_until(sub { $rows->() == 0 }), 'the outbox is emptied')
+	  or diag($rows->() . ' rows: ' . $t->sql("SELECT string_agg(m::text, ' / ') FROM dq_marks m"));
+}
+
+$t->sql(<<'SQL');
+CREATE TABLE orders (id int PRIMARY KEY, paid boolean DEFAULT false, due timestamptz);
+INSERT INTO orders SELECT i, i % 10 = 0, now() + interval '1 hour' FROM generate_series(1, 100) i;
+SELECT count(dq_offer_at('stops', 'order ' || id, due, id)) FROM orders WHERE NOT paid;
+SELECT count(dq_offer('goes', 'g' || i, '1 hour')) FROM generate_series(1, 20) i;
+SELECT count(dq_offer('delivered', 'd' || i)) FROM generate_series(1, 30) i;
+SQL
+ok(poll_until(sub { $r->cmd('LLEN', 'delivered') == 30 }), 'some are delivered');
+$r->cmd('DEL', 'delivered');
+age();
+cmp_ok(emptied(), '>=', 2, 'what was emptied is remembered');
+
+# ---- nothing is lost without a loss ------------------------------------------------
+$t->node->restart;
+ok($t->wait_state($_, 'running'), "$_: running after a restart") for qw(stops goes delivered);
+
+# ---- FLUSHALL ------------------------------------------------------------------------
+$t->sql("SELECT dq_offer('delivered', 'still in the window', '1 hour')");
+$t->sync;
+$r->cmd('FLUSHALL');
+ok($t->wait_state('stops', 'data_loss'), 'state data_loss') or diag(state('stops'));
+like($t->stat('stops', 'last_error'), qr/up to 90 tasks offered until .* are missing/, 'with what is missing');
+ok($t->wait_state('goes', 'data_loss'), 'with on_data_loss continue as well');
+like($t->stat('goes', 'last_error'), qr/up to 20 tasks/, 'with what is missing there');
+ok(poll_until(sub { pending('delivered') == 1 }), 'what is in the window is applied again');
+is(state('delivered'), 'running', 'what is known to be delivered is not missed');
+is(state('fresh'), 'running', 'nor in a queue that never had anything');
+my $said = () = $t->log_text =~ /WARNING: .*shard "stops" of server "redis" has lost data from before the replay window/g;
+is($said, 1, 'said once');
+
+# due tasks wait, everything else goes on
+$t->sql("SELECT dq_offer('stops', 'due now'), dq_offer('goes', 'due now')");
+ok($t->sync, 'offers go on');
+is(($r->cmd('BLPOP', 'goes', 10) || [])->[1], 'due now', 'continue: due tasks go on');
+is($t->sql("SELECT payload FROM stops"), 'due now', 'reads go on');
+$t->sql("SELECT dq_offer('stops', 'to be removed', '1 hour', 'r')");
+$t->sync;
+is($t->sql("SELECT dq_remove('stops', 'r')"), 't', 'removals go on');
+is($t->sql("SELECT dq_transfer('stops')"), 0, 'dq_transfer moves nothing');
+$t->node->restart;
+ok($t->wait_state('stops', 'data_loss'), 'a restart does not forget it');
+sleep(1.5);
+is($r->cmd('LLEN', 'stops'), 0, 'stop: due tasks wait');
+$t->sql("BEGIN; SELECT dq_resume('stops'); ROLLBACK");
+sleep(1);
+is(state('stops'), 'data_loss', 'dq_resume that is rolled back is none');
+is($r->cmd('LLEN', 'stops'), 0, 'and moves nothing');
+
+# the manual's way to rebuild: offering under its key replaces, so it does no harm twice
+my $rebuild = "SELECT count(dq_offer_at('stops', 'order ' || id, due, id)) FROM orders WHERE NOT paid";
+is($t->sql($rebuild), 90, 'offered again from the business table');
+is($t->sql($rebuild), 90, 'twice');
+$t->sync;
+is(pending('stops'), 91, 'each once');
+$t->sql("SELECT dq_resume('stops')");
+ok(poll_until(sub { $r->cmd('LLEN', 'stops') == 1 }), 'dq_resume: due tasks go on');
+ok($t->wait_state('stops', 'running'), 'state running');
+is(state('goes'), 'data_loss', 'of that queue alone');
+$t->sql("SELECT dq_resume('goes')");
+ok($t->wait_state('goes', 'running'), 'state running');
+is($t->sql("SELECT dq_remove('stops', 7)"), 't', 'the rebuilt ones are found by key');
+
+# ---- the same loss is not found again -----------------------------------------------
+$t->node->restart;
+ok($t->wait_state('stops', 'running'), 'after a restart: running');
+sleep(1);
+is(state('stops'), 'running', 'and stays so');
+
+# ---- a save of Redis from before the window --------------------------------------------
+# X is replaced and removed by operations that are in no outbox table any more
+$t->sql("SELECT dq_offer('keyed', 'X', '1 hour', 'k'), dq_offer('keyed', 'Z', '1 hour', 'z')");
+$t->sync;
+my %old = %{ $r->save_state };
+$t->sql("SELECT dq_offer('keyed', 'Y', '0 s', 'k')");
+ok($r->cmd('BLPOP', 'keyed', 10), 'X was replaced, and its successor delivered');
+is($t->sql("SELECT dq_remove('keyed', 'z')"), 't', 'Z was removed');
+age();
+$r->restore_state(\%old);
+ok($t->wait_state('keyed', 'data_loss'), 'an old save without operations that cannot be applied again')
+  or diag(state('keyed') . ' ' . $t->sql("SELECT string_agg(e::text, ' / ') FROM dq_emptied e"));
+$t->sql("SELECT dq_resume('keyed')");
+ok($t->wait_state('keyed', 'running'), 'accepted');
+
+# ---- another, empty Redis under the same server (F29) -----------------------------------
+my $r2 = DqTest::Redis->new(name => 'other');
+$t->sql("SELECT dq_resume(q) FROM unnest('{stops,goes,delivered,keyed,fresh}'::regclass[]) q");
+ok($t->wait_state($_, 'running'), "$_ runs") for qw(stops goes delivered keyed fresh);
+age();
+$t->sql("SELECT count(dq_offer('fresh', 'f' || i)) FROM generate_series(1, 5) i");
+ok(poll_until(sub { $r->cmd('LLEN', 'fresh') == 5 }), 'five are delivered');
+$r->cmd('DEL', 'fresh');
+sleep(2.5);
+$t->sql("SELECT dq_offer('fresh', 'pending', '1 hour')");
+$t->sync;
+$t->sql("ALTER SERVER redis OPTIONS (SET socket '" . $r2->socket . "')");
+ok(poll_until(sub { $r2->cmd('ZCARD', DqTest::Redis::pending_key('fresh')) == 1 }), 'what is pending comes');
+sleep(1);
+is($r2->cmd('LLEN', 'fresh'), 0, 'what was consumed does not');
+ok($t->wait_state('stops', 'data_loss'), 'and what cannot come is said');
+$r2->stop;
+$t->finish;
