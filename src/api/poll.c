@@ -26,7 +26,6 @@ PG_FUNCTION_INFO_V1(dq_poll_bytea);
 
 #define PAGE_ELEMENTS	100		/* of one script call and one hold */
 #define PAGE_BYTES		(512 * 1024)
-#define GIVEN_BACK_MS	50		/* so long for what others have given back */
 #define FROZEN_MS		100		/* between looks at a shard that stays not ready */
 #define LONGEST_WAIT_MS	(10 * 60 * 1000)	/* the statement's snapshot is held for as long */
 
@@ -386,13 +385,13 @@ attempt(Poll *poll)
 /*
  * What was rolled back before this call is in front of the list again before it
  * begins: so the order is right for who polls after a rollback, the own one as well.
- * The bridge does it within milliseconds; one that cannot is not waited for long.
+ * The bridge does it within milliseconds; one that cannot is waited for as long as for
+ * a removal.
  */
 static void
 await_given_back(Poll *poll)
 {
 	uint64		rollbacks = dq_rollbacks();
-	TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), GIVEN_BACK_MS);
 	bool		by_hand = false;
 
 	for (;;)
@@ -407,11 +406,11 @@ await_given_back(Poll *poll)
 			done = !dq_stats_get(MyDatabaseId, poll->shard_no[i], &stats) ||
 				stats.session[0] == '\0' || stats.rollbacks >= rollbacks;
 		}
-		if (done || by_hand || GetCurrentTimestamp() >= until)
+		if (done || by_hand || GetCurrentTimestamp() >= poll->patience)
 			return;
 		CHECK_FOR_INTERRUPTS();
 		by_hand = !dq_bridge_alive(MyDatabaseId, poll->serverid);
-		dq_wait_for_relay(poll->serverid, by_hand ? poll->patience : until);
+		dq_wait_for_relay(poll->serverid, poll->patience);
 	}
 }
 

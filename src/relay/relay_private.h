@@ -149,6 +149,7 @@ typedef struct DqShard
 	DqSnapshot *prev;			/* the fence's */
 	DqSnapshot *old;
 	DqSnapshot *seen;			/* nothing undone up to here, known in memory only */
+	uint64		seen_number;	/* counts them: an abort moves no bound of one */
 	bool		seen_here;		/* seen is a snapshot that this process has taken */
 	bool		want_thaw;		/* relayed to a snapshot taken after entering */
 	uint64		completions;	/* xactCompletionCount when seen was taken */
@@ -171,7 +172,7 @@ typedef struct DqShard
 	List	   *blockers;		/* FullTransactionIds: told true, and the hold is gone */
 	bool		holds_due;		/* look at them */
 	bool		holds_anew;		/* ... even if nothing more is applied */
-	uint64		holds_seen;		/* stats.relayed_xmin at the last look */
+	uint64		holds_seen;		/* seen_number at the last look */
 	char		holds_cursor[24];
 
 	/* due tasks */
