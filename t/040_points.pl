@@ -234,6 +234,16 @@ my %come = (
 		$points->arm($point);
 		$r->thaw;
 	},
+	# the same, and some of the tasks lie in other shards than their removals
+	elsewhere => sub {
+		my ($n, $point) = @_;
+		$session->run("SELECT offer('q4', '$n-x' || i, '1 hour') FROM generate_series(1, 8) i");
+		$t->sync;
+		$r->freeze;
+		$session->run("SELECT remove('q4', '$n-x' || i, '$n-x' || i) FROM generate_series(1, 6) i");
+		$points->arm($point);
+		$r->thaw;
+	},
 	# a backend relays by itself
 	hand => sub {
 		my ($n, $point) = @_;
@@ -301,6 +311,8 @@ my @plan = (
 	[ 'resolve.looked', 'resolve', @worker ],
 	[ 'resolve.record', 'resolve', @worker ],
 	[ 'resolve.recorded', 'resolve', @worker ],
+	[ 'resolve.send', 'elsewhere', @worker, @send ],
+	[ 'resolve.sent', 'elsewhere', @worker ],
 	[ 'relay.page.send', 'hand', @backend, @send ],
 	[ 'relay.page.sent', 'hand', @backend ],
 	[ 'relay.page.received', 'hand', @backend ],
