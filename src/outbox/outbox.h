@@ -105,7 +105,8 @@ extern HeapTuple dq_store_find(Relation rel, Snapshot snapshot, Oid serverid,
 #define DQ_OP_OFFER 'o'
 #define DQ_OP_REMOVE 'r'		/* exact member, token */
 #define DQ_OP_RESCHEDULE 's'	/* as an offer: where the removed task goes instead */
-#define DQ_OP_CONSUME 'c'		/* what was taken from the ready list, token */
+#define DQ_OP_CONSUME 'c'		/* what was taken from the ready list: token, and in
+								 * the place of due how many elements */
 #define DQ_OP_REMOVE_ELEMENT 'e'	/* could not look: resolved when applied */
 #define DQ_OP_RESCHEDULE_ELEMENT 'f'	/* likewise, then offered anew at due */
 #define DQ_OP_REMOVE_KEY 'x'	/* likewise, but only as a key */
@@ -130,6 +131,7 @@ typedef struct DqRow
 	bytea	   *payload;
 	bytea	   *member;			/* exact remove */
 	bytea	   *token;
+	bool		has_token;		/* also without values */
 } DqRow;
 
 /*
@@ -320,7 +322,7 @@ extern void dq_hold_void(const char *token);
 extern void dq_hold_keep(const char *token);
 /* Around the row that relies on a hold of this session (PO 7). false: the hold may
  * be lost, write nothing and ask anew. */
-extern bool dq_hold_writing(int32 shard, const char *session);
+extern bool dq_hold_writing(int32 shard, const DqSession *session);
 extern void dq_hold_written(void);
 /* Tokens of this transaction that stand for nothing: they may be taken over. */
 extern const char *dq_holds_left(int *n);
