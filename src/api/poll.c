@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "compat.h"
 #include "relay/relay.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -258,7 +259,9 @@ take_page(Poll *poll, int shard, int max)
 	poll->args.max = max;
 	poll->args.max_bytes = PAGE_BYTES;
 	dq_hold_sent(token);
+	DQ_POINT("poll.send");
 	call_poll(poll, shard, 1, &polled);
+	DQ_POINT("poll.received");
 	if (!accept(poll, shard, &polled) || polled.n == 0)
 	{
 		dq_hold_void(token);
@@ -313,6 +316,7 @@ take_page(Poll *poll, int shard, int max)
 		return;
 	}
 	record_taken(poll, shard, token, polled.n - nbad);
+	DQ_POINT("poll.recorded");
 	dq_hold_written();
 	dq_hold_keep(token);
 	for (i = 0; i < polled.n; i++)
