@@ -67,14 +67,34 @@ patient_target(Asking *asking)
 	return target;
 }
 
-static void
-refuse_foreign_owner(Asking *asking, const DqFound *found)
+/*
+ * Were we promoted, and is the old primary's lease not over yet? Then there is no
+ * certain answer for a moment, but the queue is ours. If that lease is being
+ * renewed, the other one lives, and this is a copy.
+ */
+static bool
+is_taking_over(Asking *asking, int shard)
 {
+	const DqFound *found = &asking->found[shard];
+	const char *last = found->cur[0] ? found->cur : found->prev;
+	DqShardStats stats;
+
+	return strcmp(found->owner_source, dq_source_get(true)->id) == 0 &&
+		last[0] != '\0' && strtoul(last, NULL, 10) < dq_timeline() &&
+		!(dq_stats_get(MyDatabaseId, asking->queue->shard_no[shard], &stats) &&
+		  stats.owner_lives);
+}
+
+static void
+refuse_foreign_owner(Asking *asking, int shard)
+{
+	const DqFound *found = &asking->found[shard];
 	const DqSource *source = dq_source_get(true);
 
 	if (found->owner_source[0] == '\0' ||
 		(strcmp(found->owner_source, source->id) == 0 &&
-		 strcmp(found->owner_place, dq_place()) == 0))
+		 strcmp(found->owner_place, dq_place()) == 0) ||
+		is_taking_over(asking, shard))
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -122,7 +142,7 @@ accept(Asking *asking, int from, int to)
 	{
 		DqFound    *f = &asking->found[i];
 
-		refuse_foreign_owner(asking, f);
+		refuse_foreign_owner(asking, i);
 		if (f->fence.status != DQ_OK)
 			ready = false;
 		else
