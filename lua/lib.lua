@@ -255,7 +255,9 @@ end
 -- A held task is in HELD instead of PENDING, with its token behind the member. Its
 -- index entries stay; they do not count as `indexed` meanwhile. HOLD: token ->
 -- source|incarnation|xid|subxid|kind|dead|due|known| and the body: kind 'h' a task,
--- body its member; kind 'l' elements taken from the ready list, body each as Lc0.
+-- body its member; kind 'l' elements taken from the ready list, body each as Lc0, and
+-- in the place of due a number that grows from one taking to the next. `polled` in
+-- FENCE counts the elements under such holds.
 -- A dead one (the task was replaced or removed by somebody else) has no body.
 
 local function record(source, incarnation, xid, subxid, kind, dead, due, known, body)
@@ -272,6 +274,22 @@ local function hold(token)
   return {source = source, incarnation = incarnation, xid = xid, subxid = subxid, kind = kind,
     dead = dead == '1', due = due, known = known == '1', body = sub(r, at),
     head = sub(r, 1, at - 1)}
+end
+
+-- The elements of a hold of kind 'l', in order.
+local function elements(body)
+  local at, items = 1, {}
+  while at <= #body do
+    local item
+    item, at = struct.unpack('Lc0', body, at)
+    items[#items + 1] = item
+  end
+  return items
+end
+
+-- How many tasks and elements are held.
+local function held_count()
+  return call('ZCARD', HELD) + tonumber(call('HGET', FENCE, 'polled') or '0')
 end
 
 -- WRITES. The task under this hold is gone whatever becomes of its holder.
@@ -295,14 +313,14 @@ local function back_write(token, h)
     if h.known and entry(h.body, h.due) then known = 1 end
     back = 1
   else
-    local at, items = 1, {}
-    while at <= #h.body do
-      local item
-      item, at = struct.unpack('Lc0', h.body, at)
-      items[#items + 1] = item
-    end
-    for i = #items, 1, -1 do call('LPUSH', READY, items[i]) end
+    local items = elements(h.body)
     back = #items
+    local turned = {}
+    for i = 1, back do turned[i] = items[back + 1 - i] end
+    for i = 1, back, 1000 do
+      call('LPUSH', READY, unpack(turned, i, i + 999 < back and i + 999 or back))
+    end
+    call('HINCRBY', FENCE, 'polled', -back)
   end
   call('HDEL', HOLD, token)
   return back, known
@@ -321,14 +339,13 @@ end
 local function remove_write(member, due, token)
   local h = token ~= '' and hold(token)
   if h then
-    if not h.dead then
-      call('ZREM', HELD, member .. token)
-      local kind, id, payload = parse(member)
-      if kind == 'n' then unindex_write(id, payload, h.due) end
-    end
+    -- a dead one stays until its transaction is known to have ended (goes_on)
+    if h.dead then return 0, 0 end
+    call('ZREM', HELD, member .. token)
+    local kind, id, payload = parse(member)
+    if kind == 'n' then unindex_write(id, payload, h.due) end
     call('HDEL', HOLD, token)
-    if not h.dead then return 1, 0 end
-    return 0, 0
+    return 1, 0
   end
   local n, known = take_write(member)
   if n == 0 then

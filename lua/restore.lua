@@ -3,6 +3,8 @@
 --
 -- ARGV 1 session, 2 floor, 3 source, 4 and more: tokens.
 -- Reply: common part, how many were put back.
+-- Elements that were taken last go back first, so that the first of all is in front
+-- again; while something that is no list lies in their place they stay where they are.
 -- Safe twice: a token that is not there any more means nothing.
 local source = ARGV[3]
 local wrong = types()
@@ -11,15 +13,14 @@ local no = refused(ARGV[1], tonumber(ARGV[2]), source)
 if no then return reply(no, source, 0) end
 local owner = call('HGET', OWNER, 'source')
 if owner and owner ~= source then return reply(NOTOWNER, source, 0) end
-local list = {}
+local list, fits = {}, not typed(READY, 'list')
 for i = 4, #ARGV do
   local h = hold(ARGV[i])
-  if h and h.kind == 'l' and not h.dead then
-    wrong = typed(READY, 'list')
-    if wrong then return wrong end
-  end
-  if h then list[#list + 1] = {ARGV[i], h} end
+  if h and (fits or h.kind ~= 'l') then list[#list + 1] = {ARGV[i], h} end
 end
+table.sort(list, function(a, b)
+  return (tonumber(a[2].due) or 0) > (tonumber(b[2].due) or 0)
+end)
 local first = head()
 call('HINCRBY', FENCE, 'ver:' .. source, 1)
 call('ZREM', PENDING, NOTHING)

@@ -5,10 +5,11 @@
 -- ARGV 1 source, 2 session ('': only look), 3 lease (ms), 4 now (ms), 5 '1': with the
 --   digest, 6 '1': a producer, 7 replay window (ms).
 -- Reply: common part, prev, cur, old, writer, owner's source, place, host,
--- database, lease until (ms), Redis's clock (us), pending, held, ready,
+-- database, lease until (ms), Redis's clock (us), pending, holds, ready,
 -- quarantined, overdue, type of the ready key, due of the earliest held task, '1' if
 -- elements of the ready list may be held, digest of its first element, '1' if this
--- producer has reported for the session, producers that live (separated by spaces).
+-- producer has reported for the session, producers that live (separated by spaces), held tasks
+-- and elements.
 -- Cost: O(log N).
 local source = ARGV[1]
 local wrong = types()
@@ -71,4 +72,4 @@ return reply(OK, source, f[1] or '', f[2] or '', f[3] or '', f[4] or '',
   o[1] or '', o[2] or '', o[3] or '', o[4] or '', o[5] or '0', us,
   call('ZCARD', PENDING), holds, ready, call('HLEN', BAD),
   call('ZCOUNT', PENDING, '-inf', ARGV[4]), kind, held, holds > tasks and 1 or 0, first,
-  f[5] == session and 1 or 0, live)
+  f[5] == session and 1 or 0, live, held_count())

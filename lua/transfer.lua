@@ -31,7 +31,7 @@ while #page < limit do
   if bytes > most then break end
 end
 local n = #page
-if n == 0 then return reply(OK, source, 0, 0, '', call('HLEN', HOLD), 0) end
+if n == 0 then return reply(OK, source, 0, 0, '', held_count(), 0) end
 if n >= limit or bytes > most then full = 1 end
 
 local push, bad, ids, payloads, at = {}, {}, {}, {}, {}
@@ -111,4 +111,4 @@ if #drop_twins > 0 then
   end
 end
 if known > 0 then call('HINCRBY', FENCE, 'indexed', -known) end
-return reply(OK, source, p, #bad, oldest, call('HLEN', HOLD), full)
+return reply(OK, source, p, #bad, oldest, held_count(), full)

@@ -259,6 +259,26 @@ AS 'MODULE_PATHNAME', 'dq_reschedule_at' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.dq_reschedule_at(pg_catalog.regclass, anyelement, pg_catalog.timestamptz) IS
 'move a pending task, found by key, id or payload, to another instant; returns its new id, NULL: not pending';
 
+-- ---------------------------------------------------------------------------
+-- Taking due tasks
+-- ---------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.dq_poll(
+  queue pg_catalog.regclass, max pg_catalog.int8 DEFAULT 1,
+  wait pg_catalog.interval DEFAULT '0'::pg_catalog.interval)
+RETURNS SETOF pg_catalog.text
+AS 'MODULE_PATHNAME', 'dq_poll' LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10;
+COMMENT ON FUNCTION @extschema@.dq_poll(pg_catalog.regclass, pg_catalog.int8, pg_catalog.interval) IS
+'take up to max due tasks from the ready list, waiting for the first; consumed by commit, put back in front by rollback';
+
+CREATE FUNCTION @extschema@.dq_poll_bytea(
+  queue pg_catalog.regclass, max pg_catalog.int8 DEFAULT 1,
+  wait pg_catalog.interval DEFAULT '0'::pg_catalog.interval)
+RETURNS SETOF pg_catalog.bytea
+AS 'MODULE_PATHNAME', 'dq_poll_bytea' LANGUAGE C VOLATILE PARALLEL UNSAFE ROWS 10;
+COMMENT ON FUNCTION @extschema@.dq_poll_bytea(pg_catalog.regclass, pg_catalog.int8, pg_catalog.interval) IS
+'the same as dq_poll, with payloads as they are';
+
 CREATE FUNCTION @extschema@.dq_transfer(queue pg_catalog.regclass, max pg_catalog.int8 DEFAULT 100)
 RETURNS pg_catalog.int8
 AS 'MODULE_PATHNAME', 'dq_transfer' LANGUAGE C VOLATILE PARALLEL UNSAFE;

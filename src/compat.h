@@ -109,6 +109,13 @@
 #define DqWaitEventNew(name) PG_WAIT_EXTENSION
 #endif
 
+/* a set of events belongs to a resource owner from 17 on, to a context before */
+#if PG_VERSION_NUM >= 170000
+#define DqCreateWaitEventSet(n) CreateWaitEventSet(CurrentResourceOwner, (n))
+#else
+#define DqCreateWaitEventSet(n) CreateWaitEventSet(CurrentMemoryContext, (n))
+#endif
+
 /*
  * Shared memory: 17 has named segments that need no preloading, and hash tables
  * that want to be told how to copy a key; 19 names a tranche when it is made.
@@ -131,6 +138,13 @@
 #define DQ_SEGMENT_INIT_ARGS void *ptr
 #define DqNamedSegment(name, size, init, found) \
 	GetNamedDSMSegment((name), (size), (init), (found))
+#endif
+
+/* intervals may be infinite from 17 on */
+#if PG_VERSION_NUM >= 170000
+#define DqIntervalIsInfinite(i) INTERVAL_NOT_FINITE(i)
+#else
+#define DqIntervalIsInfinite(i) false
 #endif
 
 /* transactions time out by themselves from 17 on */

@@ -26,13 +26,16 @@ extern bool dq_is_known_down(DqQueue *queue);
 extern void dq_raise_outage(const DqQueue *queue);
 /* 55000 for role producer */
 extern void dq_require_not_producer(const DqQueue *queue, const char *what);
+/* 55000 unless the owner that Redis names (source, place) is nobody or we */
+extern void dq_require_ours(const DqQueue *queue, const char *source, const char *place);
 
 /* offer.c */
 /* Record an offer; returns the id's text. Rights are the caller's business. */
 extern char *dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key);
-/* The same for op DQ_OP_RESCHEDULE; shard >= 0: dq_shards.no where a keyless one goes. */
+/* The same for op DQ_OP_RESCHEDULE; shard >= 0: dq_shards.no where a keyless one goes;
+ * token: under which the task that it replaces was held, NULL: not. */
 extern char *dq_offer_record_as(DqQueue *queue, char op, int32 shard, bytea *payload,
-								int64 due, bytea *key);
+								int64 due, bytea *key, const char *token);
 /* The due instants that dq_offer and dq_offer_at accept. */
 extern int64 dq_due_of_delay(Interval *delay);
 /* Due instant of a delay counted from the clock now. */
@@ -68,6 +71,8 @@ extern DqAnswer dq_take(Oid relid, bytea *element, bool key_only, TimestampTz *d
 						DqTaken *taken);
 /* The same, and the rows that end it are written (remove.c). */
 extern DqAnswer dq_take_and_record(Oid relid, bytea *element, bool key_only, DqTaken *taken);
+/* Until the relay has moved, 10 ms or the deadline; without a worker, relay. */
+extern void dq_wait_for_relay(Oid serverid, TimestampTz deadline);
 /* Key before id before payload, then the earliest due. */
 extern bool dq_found_is_better(char how, int64 due, char than_how, int64 than_due);
 
@@ -78,5 +83,16 @@ extern char *dq_reschedule_element(DqQueue *queue, bytea *element, int64 due);
 /* For triggers: the task with this key and no other; an outage never raises,
  * whatever on_outage says. */
 extern DqAnswer dq_remove_key(DqQueue *queue, bytea *key);
+
+/* arrivals.c: waiting for elements of the ready lists of a queue */
+/*
+ * Until something has arrived in one of these shards for us, or for a while; may be
+ * early. Goes on where it ended until dq_arrivals_forget().
+ */
+extern void dq_arrivals_wait(const DqTarget *target, const DqKeys *keys,
+							 const int32 *shards, int nshards, TimestampTz until);
+/* So many elements are left to the others. */
+extern void dq_arrivals_pass_on(int shard, int64 left);
+extern void dq_arrivals_forget(void);
 
 #endif							/* DQ_API_H */

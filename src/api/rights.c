@@ -83,3 +83,16 @@ dq_require_not_producer(const DqQueue *queue, const char *what)
 						what, queue->relname),
 				 errhint("Option role of the foreign table is \"producer\"; the owner's database may do it.")));
 }
+
+void
+dq_require_ours(const DqQueue *queue, const char *source, const char *place)
+{
+	if (source[0] == '\0' ||
+		(strcmp(source, dq_source_get(true)->id) == 0 && strcmp(place, dq_place()) == 0))
+		return;
+	ereport(ERROR,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("queue \"%s\" belongs to another database", queue->relname),
+			 errdetail("Its owner is source %s.", source),
+			 errhint("dq_adopt() makes this database the owner.")));
+}

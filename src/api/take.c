@@ -85,24 +85,6 @@ is_taking_over(Asking *asking, int shard)
 		  stats.owner_lives);
 }
 
-static void
-refuse_foreign_owner(Asking *asking, int shard)
-{
-	const DqFound *found = &asking->found[shard];
-	const DqSource *source = dq_source_get(true);
-
-	if (found->owner_source[0] == '\0' ||
-		(strcmp(found->owner_source, source->id) == 0 &&
-		 strcmp(found->owner_place, dq_place()) == 0) ||
-		is_taking_over(asking, shard))
-		return;
-	ereport(ERROR,
-			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("queue \"%s\" belongs to another database", asking->queue->relname),
-			 errdetail("Its owner is source %s.", found->owner_source),
-			 errhint("dq_adopt() makes this database the owner.")));
-}
-
 /* Key before id before payload, then the earliest due. */
 bool
 dq_found_is_better(char how, int64 due, char than_how, int64 than_due)
@@ -126,7 +108,8 @@ get_sessions(Asking *asking)
 	{
 		DqSession  *s = &asking->sessions[i];
 
-		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i], s->session, &s->floor))
+		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i], s->session, &s->floor,
+							&s->epoch))
 			s->session[0] = '\0';
 	}
 }
@@ -142,7 +125,8 @@ accept(Asking *asking, int from, int to)
 	{
 		DqFound    *f = &asking->found[i];
 
-		refuse_foreign_owner(asking, i);
+		if (!is_taking_over(asking, i))
+			dq_require_ours(asking->queue, f->owner_source, f->owner_place);
 		if (f->fence.status != DQ_OK)
 			ready = false;
 		else
@@ -332,11 +316,10 @@ is_settled(Asking *asking, const bytea *member)
  * Wait until the relay has moved on; relay by hand if nobody else does. Callers
  * go on asking until their deadline.
  */
-static void
-wait_for_relay(Asking *asking)
+void
+dq_wait_for_relay(Oid serverid, TimestampTz deadline)
 {
-	Oid			serverid = asking->queue->serverid;
-	long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), asking->deadline);
+	long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), deadline);
 
 	if (left <= 0)
 		return;
@@ -346,6 +329,12 @@ wait_for_relay(Asking *asking)
 		ConditionVariableTimedSleep(&dq_shared()->progress, Min(left, 10), PG_WAIT_EXTENSION);
 		ConditionVariableCancelSleep();
 	}
+}
+
+static void
+wait_for_relay(Asking *asking)
+{
+	dq_wait_for_relay(asking->queue->serverid, asking->deadline);
 }
 
 static void
@@ -381,7 +370,8 @@ wait_for_holder(Asking *asking, int where)
 	 * Numbers that an earlier life of the server had given out and this one may give
 	 * out again belong to nobody we could wait for.
 	 */
-	if (holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid)
+	if ((holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid) &&
+		!TransactionIdIsCurrentTransactionId(XidFromFullTransactionId(wait)))
 	{
 		if (U64FromFullTransactionId(ReadNextFullTransactionId()) - holder->xid <
 			(UINT64CONST(1) << 31))

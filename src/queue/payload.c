@@ -6,6 +6,7 @@
  */
 #include "postgres.h"
 
+#include "catalog/namespace.h"
 #include "catalog/pg_type.h"
 #include "mb/pg_wchar.h"
 #include "utils/builtins.h"
@@ -183,6 +184,35 @@ dq_bytes_text(const char *data, size_t len)
 	if (converted == data)
 		return cstring_to_text_with_len(data, len);
 	result = cstring_to_text(converted);
+	pfree(converted);
+	return result;
+}
+
+text *
+dq_bytes_text_noerror(const char *data, size_t len)
+{
+	int			encoding = GetDatabaseEncoding();
+	unsigned char *converted;
+	Oid			function;
+	text	   *result;
+
+	if (len > DQ_MAX_PAYLOAD || !pg_verify_mbstr(PG_UTF8, data, len, true))
+		return NULL;
+	if (encoding == PG_UTF8 || encoding == PG_SQL_ASCII)
+		return cstring_to_text_with_len(data, len);
+	function = FindDefaultConversionProc(PG_UTF8, encoding);
+	if (!OidIsValid(function))
+		return NULL;
+	converted = MemoryContextAllocHuge(CurrentMemoryContext,
+									   len * MAX_CONVERSION_GROWTH + 1);
+	if (pg_do_encoding_conversion_buf(function, PG_UTF8, encoding,
+									  unconstify(unsigned char *, (const unsigned char *) data),
+									  (int) len, converted,
+									  (int) (len * MAX_CONVERSION_GROWTH + 1),
+									  true) < (int) len)
+		result = NULL;
+	else
+		result = cstring_to_text((char *) converted);
 	pfree(converted);
 	return result;
 }

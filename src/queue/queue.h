@@ -174,6 +174,8 @@ extern void dq_payload_check(const DqQueue *queue, const bytea *payload);
 extern bytea *dq_key_bytes(const DqQueue *queue, Datum value, Oid type);
 /* UTF-8 bytes -> text datum in the server encoding; 22021 if it is none */
 extern text *dq_bytes_text(const char *data, size_t len);
+/* The same; NULL if it is none */
+extern text *dq_bytes_text_noerror(const char *data, size_t len);
 
 /* ---- instants (payload.c) -------------------------------------------------- */
 
@@ -230,7 +232,7 @@ typedef struct DqFenceRecord
 	int64		lease_until;	/* ms, Redis clock */
 	int64		redis_now_us;
 	int64		pending,
-				held,
+				holds,			/* records of holds, dead ones too */
 				ready,
 				quarantined,
 				overdue;
@@ -240,6 +242,7 @@ typedef struct DqFenceRecord
 	char	   *ready_first;	/* digest of its first element, if asked for */
 	bool		healed;			/* as a producer we have reported for the session */
 	char	   *producers;		/* that live, separated by spaces; told to the owner */
+	int64		held;			/* tasks, and elements of the ready list */
 } DqFenceRecord;
 
 #define DQ_MAX_APPLY_ARGS 11	/* arguments before the operations */
@@ -258,9 +261,13 @@ typedef struct DqPage
 extern DqPage *dq_page_create(MemoryContext parent);
 extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
 						  const bytea *payload, const bytea *key);
+extern void dq_page_reschedule(DqPage *page, int64 due, uint64 id, const bytea *payload,
+							   const bytea *key, const bytea *token);
 extern void dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token);
-/* elements taken from the ready list under this token are consumed */
-extern void dq_page_consume(DqPage *page, const bytea *token);
+/* to another instant, under another id, if it is still there and nobody holds it */
+extern void dq_page_move(DqPage *page, const bytea *member, int64 due, uint64 id);
+/* the n elements taken from the ready list under this token are consumed */
+extern void dq_page_consume(DqPage *page, const bytea *token, int64 n);
 /* the task with this key, whichever it is then */
 extern void dq_page_remove_key(DqPage *page, const bytea *key);
 
@@ -307,6 +314,7 @@ typedef struct DqHold
 	uint64		subxid;			/* 0: the top-level transaction itself */
 	char		kind;			/* 'h' a task, 'l' elements of the ready list */
 	bool		dead;			/* the task has been replaced or removed by others */
+	int64		number;			/* of 'l': grows from one taking to the next */
 } DqHold;
 
 typedef struct DqFound
@@ -344,6 +352,7 @@ typedef struct DqSession
 {
 	char		session[20];
 	int64		floor;
+	uint32		epoch;			/* how often its bridge has come back to it */
 } DqSession;
 
 /* Hold a task for an open transaction, or only look (PO 8 to 11). */
@@ -465,6 +474,37 @@ extern DqHold *dq_op_holds_list(DqRedis *redis, const char *queue, const DqKeys 
 extern bool *dq_op_holds_stand(DqRedis *redis, const char *queue, const DqKeys *keys,
 							   const char *source, const char *tokens, int n,
 							   DqFence *fence);
+/* Take elements from the front of the ready list for an open transaction (PO 8). */
+typedef struct DqPollArgs
+{
+	const char *source;
+	const char *token;			/* DQ_TOKEN_LEN bytes; NULL: only look */
+	uint64		incarnation;
+	uint64		xid;			/* not when only looking */
+	uint64		subxid;
+	int			max;			/* elements of one call */
+	int			max_bytes;		/* ... after which no further one is added */
+} DqPollArgs;
+typedef struct DqPolled
+{
+	DqFence		fence;
+	char	   *owner_source;
+	char	   *owner_place;
+	int64		left;			/* elements that are there, or are left there */
+	int64		holds;			/* records of holds of the shard */
+	int			n;				/* elements taken */
+	const DqReply *elements;	/* in the memory context that was current */
+} DqPolled;
+/* One pipeline over nshards shards (1 when there is a token). */
+extern void dq_op_poll(DqRedis *redis, const char *queue, const DqKeys *keys, int nshards,
+					   const DqSession *sessions, const DqPollArgs *args,
+					   DqPolled *polled);
+/* Elements (counted from 0) of a hold that has `of` of them go to quarantine. */
+extern int64 dq_op_reject(DqRedis *redis, const char *queue, const DqKeys *keys,
+						  const DqSession *session, const char *source, const char *token,
+						  int of, const char *reason, const int *which, int n,
+						  DqFence *fence);
+
 /* Put back what ended transactions held; how many tasks and elements. */
 extern int64 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys,
 						   const char *session, int64 floor, const char *source,

@@ -1,6 +1,6 @@
 /*
  * cache.c
- *	  The connections of a backend, one for each (server, user mapping).
+ *	  The connections of a backend, one for each (server, user mapping, lane).
  *
  *	  They are taken with dq_redis_get(), anew for each exchange: there a connection
  *	  that was closed by the server, changed by ALTER or left in the middle of an
@@ -20,6 +20,7 @@ typedef struct CacheKey
 {
 	Oid			serverid;
 	Oid			umid;
+	int			lane;
 } CacheKey;
 
 typedef struct CacheEntry
@@ -138,6 +139,7 @@ dq_redis_get(const DqTarget *target)
 	memset(&key, 0, sizeof(key));
 	key.serverid = target->serverid;
 	key.umid = target->umid;
+	key.lane = target->lane;
 	entry = hash_search(cache, &key, HASH_ENTER, &found);
 	if (!found)
 		entry->redis = NULL;
@@ -161,4 +163,10 @@ dq_redis_get(const DqTarget *target)
 												ObjectIdGetDatum(target->umid));
 	dq_redis_connect(redis);
 	return redis;
+}
+
+void
+dq_redis_drop(DqRedis *redis)
+{
+	dq_redis_disconnect(redis);
 }

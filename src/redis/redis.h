@@ -21,6 +21,7 @@ typedef struct DqTarget
 {
 	Oid			serverid;		/* foreign server, key of the cache */
 	Oid			umid;			/* user mapping, InvalidOid: no credentials */
+	int			lane;			/* 0; another cached connection for each number */
 	const char *server;			/* server's name, for messages */
 	const char *host;			/* used unless socket is set */
 	int			port;
@@ -46,7 +47,7 @@ extern DqRedis *dq_redis_open(const DqTarget *target);
 extern void dq_redis_close(DqRedis *redis);		/* NULL is fine */
 
 /*
- * The backend's cached connection for (serverid, umid). A dead or invalidated
+ * The backend's cached connection for (serverid, umid, lane). A dead or invalidated
  * (ALTER/DROP SERVER, USER MAPPING) one is replaced. An idle connection that
  * the server dropped meanwhile is noticed here (a non-blocking peek) and
  * replaced without the caller seeing it. Take it anew for each exchange, and
@@ -54,6 +55,9 @@ extern void dq_redis_close(DqRedis *redis);		/* NULL is fine */
  * mean that an error interrupted their asker.
  */
 extern DqRedis *dq_redis_get(const DqTarget *target);
+
+/* Close a cached one now; it is connected anew when it is asked for. No error. */
+extern void dq_redis_drop(DqRedis *redis);
 
 extern bool dq_redis_is_dead(const DqRedis *redis);
 extern int	dq_redis_socket(const DqRedis *redis);	/* for a WaitEventSet */
@@ -67,6 +71,14 @@ extern const char *dq_redis_run_id(DqRedis *redis);	/* server's run_id from INFO
  * each wake (a worker looks here whether it should leave). May ereport.
  */
 extern void (*dq_redis_wait_hook) (void);
+
+/* ---- wait.c --------------------------------------------------------------- */
+
+/*
+ * Wait until one of n connections (0: none) has something to read, MyLatch is set, or
+ * the time is over; then look with dq_redis_poll. May end early; interruptible.
+ */
+extern void dq_redis_wait_any(DqRedis *const *redis, int n, long timeout_ms);
 
 /* ---- commands ----------------------------------------------------------- */
 
@@ -138,6 +150,8 @@ typedef enum DqScriptId
 	DQ_SCRIPT_HOLDS,
 	DQ_SCRIPT_RESTORE,
 	DQ_SCRIPT_SWEEP,
+	DQ_SCRIPT_POLL,
+	DQ_SCRIPT_REJECT,
 	DQ_NUM_SCRIPTS
 } DqScriptId;
 

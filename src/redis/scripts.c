@@ -44,7 +44,9 @@ static Script scripts[DQ_NUM_SCRIPTS] = {
 	[DQ_SCRIPT_HOLD] = {"hold", dq_lua_hold},
 	[DQ_SCRIPT_HOLDS] = {"holds", dq_lua_holds},
 	[DQ_SCRIPT_RESTORE] = {"restore", dq_lua_restore},
-	[DQ_SCRIPT_SWEEP] = {"sweep", dq_lua_sweep}
+	[DQ_SCRIPT_SWEEP] = {"sweep", dq_lua_sweep},
+	[DQ_SCRIPT_POLL] = {"poll", dq_lua_poll},
+	[DQ_SCRIPT_REJECT] = {"reject", dq_lua_reject}
 };
 
 static const char lib_name[] = "lib";

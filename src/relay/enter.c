@@ -191,8 +191,8 @@ not_owner(DqLink *link, DqShard *shard, const char *why)
 			 errhint("dq_adopt() makes this database the owner.")));
 }
 
-static bool
-wants_look(DqLink *link, DqShard *shard, TimestampTz now)
+bool
+dq_shard_wants_look(const DqLink *link, const DqShard *shard, TimestampTz now)
 {
 	if (shard->blocked_until > now)
 		return false;
@@ -299,7 +299,14 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 	}
 	if (shard->state == DQ_SHARD_RESYNC)
 	{
-		/* same session and nothing lost: go on from where the fence is */
+		/*
+		 * Same session and nothing lost: go on from where the fence is. A backend may
+		 * have the answer to a hold in its hands that a new server knows nothing of:
+		 * either its version stands in the floor by now, or it sees that we have
+		 * come back (dq_session_writing).
+		 */
+		dq_session_resumed(MyDatabaseId, shard->no);
+		dq_shard_share_floor(shard);
 		if (strcmp(fence->session, shard->session) == 0 &&
 			fence->version >= shard->floor &&
 			(shard->producer || strcmp(record->owner_source, link->source) == 0))
@@ -419,7 +426,7 @@ dq_shards_enter(DqLink *link)
 	{
 		DqShard    *shard = lfirst(lc);
 
-		if (!wants_look(link, shard, now))
+		if (!dq_shard_wants_look(link, shard, now))
 			continue;
 		dq_op_status_send(link->redis, &shard->keys, &look);
 		shard->status_at = now;

@@ -142,8 +142,9 @@ dq_shard_share_floor(DqShard *shard)
 {
 	char		session[sizeof(shard->stats.session)];
 	int64		floor;
+	uint32		epoch;
 
-	if (dq_session_get(MyDatabaseId, shard->no, session, &floor) &&
+	if (dq_session_get(MyDatabaseId, shard->no, session, &floor, &epoch) &&
 		strcmp(session, shard->session) == 0)
 		shard->floor = Max(shard->floor, floor);
 }
@@ -463,7 +464,7 @@ receive_status(DqLink *link, DqRequest *request)
 	if (!dq_shard_note_fence(link, shard, &fence))
 		return;
 	/* what a dead session has left; nobody told us */
-	if (record.held > 0)
+	if (record.holds > 0)
 		shard->holds_due = shard->holds_anew = true;
 	/* PO 5a holds for an idle reply as well: who wrote the fence last? */
 	if (shard->pages_in_flight == 0 && !shard->broken &&
@@ -526,11 +527,13 @@ receive_sweep(DqLink *link, DqRequest *request)
 		dq_heal_received(shard, &result);
 }
 
-/* All that is in flight. A shard whose page was refused looks where its fence is. */
+/*
+ * The first n of what is in flight. A shard whose page was refused looks where its
+ * fence is.
+ */
 void
-dq_exchange_receive(DqLink *link)
+dq_exchange_receive(DqLink *link, int n)
 {
-	int			n = link->nrequests;
 	int			i;
 	ListCell   *lc;
 
@@ -559,7 +562,8 @@ dq_exchange_receive(DqLink *link)
 		}
 		MemoryContextSwitchTo(old);
 	}
-	link->nrequests = 0;
+	link->nrequests -= n;
+	memmove(link->requests, link->requests + n, link->nrequests * sizeof(DqRequest));
 
 	foreach(lc, link->shards)
 	{

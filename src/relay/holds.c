@@ -22,6 +22,16 @@
 #define LOOK_MS			20			/* between looks at those we wait for */
 #define MANY_TOKENS		100		/* of one script call */
 #define MANY_PAGES		20		/* of holds, in one step */
+#define MANY_TAKINGS	5		/* of the ready list, of one script call: each may have
+								 * a page of elements */
+#define MOST_TAKINGS	100		/* of them, in one step */
+
+/* Elements of the ready list whose taker has ended. */
+typedef struct Taking
+{
+	int64		number;
+	char		token[DQ_TOKEN_LEN];
+} Taking;
 
 /* ---- before a thaw ---- */
 
@@ -242,12 +252,51 @@ put_back(DqLink *link, DqShard *shard, const char *tokens, int n)
 	(void) dq_shard_note_fence(link, shard, &fence);
 }
 
+static int
+taking_cmp(const void *a, const void *b)
+{
+	const Taking *x = a,
+			   *y = b;
+
+	return x->number < y->number ? 1 : x->number == y->number ? 0 : -1;
+}
+
+/*
+ * What was taken from the ready list goes back in front of it, what was taken last
+ * first: so the order is what it was. Not all at once; the rest is read again.
+ */
+static void
+put_takings_back(DqLink *link, DqShard *shard, Taking *takings, int n)
+{
+	char		tokens[MANY_TAKINGS * DQ_TOKEN_LEN];
+	int			i,
+				m = 0;
+
+	qsort(takings, n, sizeof(Taking), taking_cmp);
+	for (i = 0; i < Min(n, MOST_TAKINGS) && shard->state == DQ_SHARD_OPEN; i++)
+	{
+		memcpy(tokens + m++ * DQ_TOKEN_LEN, takings[i].token, DQ_TOKEN_LEN);
+		if (m == MANY_TAKINGS || i + 1 == Min(n, MOST_TAKINGS))
+		{
+			put_back(link, shard, tokens, m);
+			m = 0;
+		}
+	}
+	if (n > MOST_TAKINGS)
+	{
+		shard->holds_cursor[0] = '\0';
+		shard->holds_anew = true;
+	}
+}
+
 /* true: all that has ended is put back; false: look again when more is applied */
 static bool
 resolve(DqLink *link, DqShard *shard)
 {
 	char	   *cursor = pstrdup(shard->holds_cursor[0] ? shard->holds_cursor : "0");
 	bool		settled = true;
+	Taking	   *takings = NULL;
+	int			ntakings = 0;
 	int			pages;
 
 	for (pages = 0; pages < MANY_PAGES; pages++)
@@ -264,6 +313,8 @@ resolve(DqLink *link, DqShard *shard)
 		if (!dq_shard_note_fence(link, shard, &fence))
 			return false;
 		tokens = palloc(MANY_TOKENS * DQ_TOKEN_LEN);
+		takings = takings ? repalloc(takings, (ntakings + n) * sizeof(Taking))
+			: palloc(Max(n, 1) * sizeof(Taking));
 		for (i = 0; i < n; i++)
 		{
 			if (!has_ended(link, shard, &holds[i]))
@@ -271,6 +322,12 @@ resolve(DqLink *link, DqShard *shard)
 				/* its row is on the way, or it goes on: an end is told to us */
 				settled &= holds[i].incarnation == dq_incarnation() &&
 					is_running(FullTransactionIdFromU64(holds[i].xid));
+				continue;
+			}
+			if (holds[i].kind == 'l')
+			{
+				takings[ntakings].number = holds[i].number;
+				memcpy(takings[ntakings++].token, holds[i].token, DQ_TOKEN_LEN);
 				continue;
 			}
 			memcpy(tokens + m++ * DQ_TOKEN_LEN, holds[i].token, DQ_TOKEN_LEN);
@@ -285,8 +342,33 @@ resolve(DqLink *link, DqShard *shard)
 			return false;
 		strlcpy(shard->holds_cursor, cursor, sizeof(shard->holds_cursor));
 		if (strcmp(cursor, "0") == 0)
-			return settled;
+			break;
 	}
+	put_takings_back(link, shard, takings, ntakings);
+	return pages < MANY_PAGES && ntakings <= MOST_TAKINGS && settled;
+}
+
+/* Would a look show anything new? */
+static bool
+wants_resolving(const DqShard *shard, TimestampTz now)
+{
+	return shard->holds_due && shard->state == DQ_SHARD_OPEN && !shard->producer &&
+		shard->seen_here && shard->blocked_until <= now &&
+		(shard->holds_anew || (shard->holds_cursor[0] != '\0' && shard->holds_cursor[0] != '0') ||
+		 shard->holds_seen != shard->stats.relayed_xmin);
+}
+
+bool
+dq_holds_wanted(const DqLink *link)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	ListCell   *lc;
+
+	if (dq_rollbacks() != link->rollbacks)
+		return true;
+	foreach(lc, link->shards)
+		if (wants_resolving(lfirst(lc), now))
+			return true;
 	return false;
 }
 
@@ -305,16 +387,16 @@ dq_holds_resolve(DqLink *link)
 
 		if (rollbacks != link->rollbacks)
 			shard->holds_due = shard->holds_anew = true;
-		if (!shard->holds_due || shard->state != DQ_SHARD_OPEN || shard->producer ||
-			!shard->seen_here || shard->blocked_until > now)
-			continue;
-		/* the same again would show the same */
-		if (!shard->holds_anew && shard->holds_cursor[0] == '0' &&
-			shard->holds_seen == shard->stats.relayed_xmin)
+		if (!wants_resolving(shard, now))
 			continue;
 		shard->holds_anew = false;
 		shard->holds_seen = shard->stats.relayed_xmin;
 		shard->holds_due = !resolve(link, shard);
+		if (!shard->holds_due && shard->stats.rollbacks != rollbacks)
+		{
+			shard->stats.rollbacks = rollbacks;
+			shard->publish = true;
+		}
 		any = true;
 	}
 	link->rollbacks = rollbacks;

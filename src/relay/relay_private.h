@@ -82,13 +82,13 @@ typedef struct DqBatch
 	int64		rows;			/* collected, minus those cut */
 	/* removals among them: due tasks wait for these */
 	int64		removes;
-	int64		deferred;		/* that could not look when they were made */
+	int64		deferred;		/* those recorded without an answer */
 	/* a deferred one that stands next: what it names now (resolve.c) */
 	DqRow	   *element;		/* NULL: none waits */
 	int64		element_last;	/* last seq of its transaction */
 	struct DqLookup *lookup;	/* how far it has been looked up */
 	int64		resolved_seq;
-	bytea	   *resolved;		/* exact member here, NULL: nothing here */
+	bytea	   *resolved;		/* exact member here, NULL: nothing, or elsewhere */
 	int64		resolved_due;
 } DqBatch;
 
@@ -307,6 +307,7 @@ extern void dq_link_messages(DqLink *link);
 
 /* enter.c */
 extern void dq_shards_enter(DqLink *link);
+extern bool dq_shard_wants_look(const DqLink *link, const DqShard *shard, TimestampTz now);
 extern void dq_shard_forget(DqShard *shard, DqShardState state);
 extern void dq_shard_adopt_fence(DqShard *shard, const DqFence *fence,
 								 const DqFenceRecord *record);
@@ -321,6 +322,8 @@ extern char *dq_batch_old(DqShard *shard);
 /* Look for new rows and cut the next page of each shard that has some. true if
  * there is more to do at once. */
 extern uint64 dq_completion_count(void);
+/* PO 1: all up to this point is durable, and pages are stamped with it */
+extern void dq_link_flush(DqLink *link, uint32 tli, XLogRecPtr point);
 extern bool dq_batches_prepare(DqLink *link, TimestampTz deadline);
 
 /* collect.c */
@@ -333,10 +336,14 @@ extern DqCut *dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scr
 /* resolve.c */
 /* True: there is more to do at once. */
 extern bool dq_resolve_elements(DqLink *link);
+/* What an element does to the task that it was found to name. */
+extern void dq_page_named(DqPage *page, const DqRow *element, const bytea *member,
+						  int64 due);
 
 /* holds.c */
 extern void dq_blockers_look(DqLink *link);
 extern bool dq_shard_may_thaw(const DqShard *shard);
+extern bool dq_holds_wanted(const DqLink *link);
 extern bool dq_holds_resolve(DqLink *link);
 
 /* producers.c */
@@ -376,7 +383,7 @@ extern bool dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fen
 /* Backends have seen replies as well: take over what they know (PO 7). */
 extern void dq_shard_share_floor(DqShard *shard);
 extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */
-extern void dq_exchange_receive(DqLink *link);
+extern void dq_exchange_receive(DqLink *link, int n);	/* the first n replies */
 extern void dq_shard_note_error(DqLink *link, DqShard *shard, const char *message,
 								bool transient);
 /* its page breaks the connection: out of the way for ten seconds */

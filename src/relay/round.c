@@ -117,6 +117,7 @@ dq_link_publish(DqLink *link, DqShard *shard)
 	shard->stats.floor = shard->floor;
 	scans = shared->remove_scans;
 	shard->stats.writing = shared->writing;
+	shard->stats.epoch = shared->epoch;
 	*shared = shard->stats;
 	shared->key = key;
 	shared->remove_scans = scans;
@@ -220,12 +221,36 @@ time_to_wait(DqLink *link)
 	return (long) wait;
 }
 
+/*
+ * Is there an exchange to be had that cannot stand behind others on its connection?
+ */
+static bool
+wants_quiet(const DqLink *link)
+{
+	TimestampTz now = GetCurrentTimestamp();
+	ListCell   *lc;
+
+	if (dq_holds_wanted(link))
+		return true;
+	foreach(lc, link->shards)
+	{
+		const DqShard *shard = lfirst(lc);
+
+		if (dq_shard_wants_look(link, shard, now) ||
+			(shard->batch && shard->batch->element) ||
+			(shard->state == DQ_SHARD_FROZEN && !dq_shard_may_thaw(shard)))
+			return true;
+	}
+	return false;
+}
+
 long
 dq_link_round(DqLink *link)
 {
 	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), ROUND_MS);
 	bool		more,
 				resolving;
+	int			before;
 
 	do
 	{
@@ -238,23 +263,42 @@ dq_link_round(DqLink *link)
 			return link->scan_interval;
 		dq_link_connect(link);
 		dq_link_messages(link);
-		dq_shards_enter(link);
-		dq_heal_look(link);
-		dq_blockers_look(link);
+		if (link->nrequests > 0 && wants_quiet(link))
+			dq_exchange_receive(link, link->nrequests);
+		if (link->nrequests == 0)
+		{
+			dq_shards_enter(link);
+			dq_heal_look(link);
+			dq_blockers_look(link);
+		}
 		resolving = dq_resolve_elements(link);
 		more = dq_batches_prepare(link, slice);
+		/*
+		 * Redis is never without work while there is some: replies are taken one
+		 * round behind, and meanwhile the next pages are read.
+		 */
+		before = link->nrequests;
 		if (dq_exchange_send(link))
 		{
-			/* Redis works while the next pages are read */
 			slice = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), SLICE_MS);
 			(void) dq_batches_prepare(link, slice);
-			dq_exchange_receive(link);
 			more = true;
 		}
-		more |= dq_holds_resolve(link);
+		if (before > 0)
+		{
+			dq_exchange_receive(link, before);
+			more = true;
+		}
+		if (link->nrequests == 0)
+			more |= dq_holds_resolve(link);
 		publish_all(link);
 		more |= resolving;
 	} while (more && GetCurrentTimestamp() < deadline);
+	if (link->nrequests > 0)
+	{
+		dq_exchange_receive(link, link->nrequests);
+		publish_all(link);
+	}
 
 	if (!more)
 		dq_link_look(link);

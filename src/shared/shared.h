@@ -3,7 +3,7 @@
  *	  Shared memory: worker slots, latches, the published state and counters of
  *	  each shard. Plain data only; a process's own resources never go in here.
  *
- *	  A small fixed part (under 16 kB) is allocated with ShmemInitStruct (15, 16;
+ *	  A small fixed part (under 24 kB) is allocated with ShmemInitStruct (15, 16;
  *	  requested when preloaded, from the slack otherwise) or GetNamedDSMSegment
  *	  (17+). Shard entries live in a dshash in a DSA area that the first user
  *	  creates and pins, so everything works without preloading.
@@ -20,6 +20,7 @@
 
 #define DQ_MAX_WORKERS	32
 #define DQ_MAX_DATABASES 64
+#define DQ_MAX_POLLERS	128
 #define DQ_ERROR_LEN	160
 #define DQ_WARNINGS_LEN 112
 #define DQ_SOURCE_LEN	32		/* hex digits of a source id */
@@ -72,6 +73,17 @@ typedef struct DqDatabase
 	int			failures;
 } DqDatabase;
 
+/* A backend that waits for elements of a shard's ready list (pollers.c). */
+typedef struct DqPoller
+{
+	int			procno;			/* whose latch to set */
+	Oid			dboid;			/* InvalidOid: free */
+	int32		shard;
+	bool		woken;			/* there is something for it, it has not looked yet */
+	bool		watches;		/* it asks Redis, for all who wait for this shard */
+	uint64		since;			/* order of coming */
+} DqPoller;
+
 typedef struct DqShared
 {
 	LWLock		lock;			/* protects everything here but the CV */
@@ -88,6 +100,8 @@ typedef struct DqShared
 	pg_atomic_uint64 rollbacks; /* of transactions that leave holds in Redis */
 	DqWorkerSlot workers[DQ_MAX_WORKERS];
 	DqDatabase	databases[DQ_MAX_DATABASES];
+	uint64		last_poller;	/* number of the last that came */
+	DqPoller	pollers[DQ_MAX_POLLERS];
 } DqShared;
 
 extern void dq_shared_init(void);	/* from _PG_init: request hooks when preloading */
@@ -148,6 +162,22 @@ extern void dq_wake_launcher(void);
 extern void dq_poke(Oid dboid);
 extern void dq_poke_at_commit(void);
 
+/* ---- pollers.c: who waits for the ready list of a shard --------------------- */
+
+/*
+ * Those who wait for one shard form a queue, in order of their coming. One of them,
+ * the watcher, asks Redis; what has arrived is told to as many as it is enough for.
+ * A process leaves by itself when it exits; after an error its caller must see to it.
+ */
+extern int	dq_poller_enter(int32 shard);	/* a seat, -1: no room */
+extern void dq_poller_leave(int seat);
+/* Has it been told that something is there? Forgets it. */
+extern bool dq_poller_is_woken(int seat);
+/* Become the watcher of its shard, unless there is one. */
+extern bool dq_poller_watches(int seat);
+/* So many elements are there. Own seats do not count. */
+extern void dq_pollers_wake(int32 shard, int64 elements);
+
 /* ---- register.c: how PostgreSQL starts our processes ------------------------- */
 
 struct BackgroundWorkerHandle;
@@ -186,7 +216,9 @@ typedef struct DqShardStats
 	/* protocol: for PO 7 (session, floor) */
 	char		session[20];	/* "" : none */
 	int64		floor;
+	uint32		epoch;			/* moves when the session is taken up again */
 	int			writing;		/* backends that write a row relying on a hold */
+	uint64		rollbacks;		/* dq_rollbacks() before all that had ended was put back */
 	/* the relay's position: transactions before this xid are in Redis */
 	uint64		relayed_xmin;
 	/* counters since the shared memory was made */
@@ -218,13 +250,16 @@ typedef struct DqShardStats
  * PO 7: session and floor of a shard, shared by the bridge and by backends: the
  * floor is the highest version seen in any reply. false: no session yet.
  */
-extern bool dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor);
+extern bool dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor,
+						   uint32 *epoch);
 /*
  * PO 7: a backend is about to write a row that relies on a hold of this session.
- * false: the bridge has opened another one meanwhile, the hold may be lost, nothing
- * may be written. Else dq_session_written() must follow, also after an error.
+ * false: the bridge has opened another one meanwhile, or has come back to this one
+ * over a new connection: the hold may be lost, nothing may be written. Else dq_session_written() must follow, also after an error.
  */
-extern bool dq_session_writing(Oid dboid, int32 shard, const char *session);
+extern bool dq_session_writing(Oid dboid, int32 shard, const char *session, uint32 epoch);
+/* The bridge has lost its connection and comes back to the session it had. */
+extern void dq_session_resumed(Oid dboid, int32 shard);
 extern void dq_session_written(Oid dboid, int32 shard);
 /* The bridge: is such a row being written? After it has published its session. */
 extern bool dq_session_is_written(Oid dboid, int32 shard);

@@ -29,7 +29,7 @@
  * On 15 and 16 an unpreloaded library lives on the slack that PostgreSQL leaves
  * for such cases, which all extensions share.
  */
-StaticAssertDecl(sizeof(DqShared) < 16384, "shared memory of dq_bridge is too large");
+StaticAssertDecl(sizeof(DqShared) < 24576, "shared memory of dq_bridge is too large");
 
 static bool preloaded = false;
 static DqShared *shared = NULL;
