@@ -7,7 +7,7 @@
 --   'o' due place payload            offer without key
 --   'k' due place payload key        offer with key: replaces the pending one
 --   'r' member due token             remove exactly this member; ends the hold
---   'c' token                        elements taken from the ready list are consumed
+--   'c' token n                      n elements taken from the ready list are consumed
 --   'x' key                          remove the task with this key
 -- A call of a queue that is not transactional: 1 may be '' (any session), 4 '!' and
 --   the number of the asking process, 5 'life|number' of the call, 6 place, 7 '1':
@@ -48,7 +48,7 @@ else
 end
 
 -- arguments are counted before the first write
-local SHAPE = {o = 4, k = 5, r = 4, c = 2, x = 2}
+local SHAPE = {o = 4, k = 5, r = 4, c = 3, x = 2}
 local at, stop = 12, #ARGV
 for _ = 1, tonumber(ARGV[11]) do
   local n = SHAPE[ARGV[at] or '']
@@ -197,7 +197,9 @@ while at <= stop do
       n, known = remove_write(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
       if n == 0 then bury_write(ARGV[at + 1]) end
     elseif op == 'c' then
-      consume_write(ARGV[at + 1])
+      if call('HDEL', HOLD, ARGV[at + 1]) == 1 then
+        call('HINCRBY', FENCE, 'polled', -tonumber(ARGV[at + 2]))
+      end
     else
       -- also of an offer whose task was removed: what it replaced stays replaced
       local key = op == 'k' and ARGV[at + 4] or ARGV[at + 1]

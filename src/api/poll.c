@@ -17,6 +17,7 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -73,10 +74,12 @@ refuse_if_down(Poll *poll)
 static void
 read_queue(Poll *poll)
 {
-	DqQueue    *queue = dq_queue_get(poll->relid);
+	DqQueue    *queue;
 	DqServer   *server;
 	int			i;
 
+	AcceptInvalidationMessages();
+	queue = dq_queue_get(poll->relid);
 	dq_require(queue, ACL_DELETE | ACL_SELECT);
 	dq_require_not_producer(queue, "poll");
 	if (queue->destination != DQ_DEST_LIST)
@@ -133,32 +136,12 @@ accept(Poll *poll, int shard, const DqPolled *polled)
 }
 
 /*
- * Is there anything? Without a transaction id, so that waiting costs none. One round
- * trip.
- */
-static bool
-look(Poll *poll)
-{
-	DqPolled   *polled = palloc0(poll->nshards * sizeof(DqPolled));
-	bool		any = false;
-	int			i;
-
-	poll->args.token = NULL;
-	dq_op_poll(dq_redis_get(&poll->target), poll->queue->relname, poll->keys, poll->nshards,
-			   poll->sessions, &poll->args, polled);
-	for (i = 0; i < poll->nshards; i++)
-		any |= accept(poll, i, &polled[i]) && polled[i].left > 0;
-	return any;
-}
-
-/* ---- taking ---- */
-
-/*
- * One script call. If the connection is lost over it nobody knows whether it was
- * executed: once more under the same token, which gives the same elements.
+ * Ask n shards, from that one on. If the connection is lost over it nobody knows
+ * whether the script was executed: once more under the same token, which gives the
+ * same elements.
  */
 static void
-call_poll(Poll *poll, int shard, DqPolled *polled)
+call_poll(Poll *poll, int shard, int n, DqPolled *polled)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	TimestampTz began = GetCurrentTimestamp();
@@ -170,7 +153,7 @@ call_poll(Poll *poll, int shard, DqPolled *polled)
 		PG_TRY();
 		{
 			dq_op_poll(dq_redis_get(&poll->target), poll->queue->relname,
-					   &poll->keys[shard], 1, &poll->sessions[shard], &poll->args, polled);
+					   &poll->keys[shard], n, &poll->sessions[shard], &poll->args, polled);
 			done = true;
 		}
 		PG_CATCH();
@@ -186,6 +169,26 @@ call_poll(Poll *poll, int shard, DqPolled *polled)
 		PG_END_TRY();
 	}
 }
+
+/*
+ * Is there anything? Without a transaction id, so that waiting costs none. One round
+ * trip.
+ */
+static bool
+look(Poll *poll)
+{
+	DqPolled   *polled = palloc0(poll->nshards * sizeof(DqPolled));
+	bool		any = false;
+	int			i;
+
+	poll->args.token = NULL;
+	call_poll(poll, 0, poll->nshards, polled);
+	for (i = 0; i < poll->nshards; i++)
+		any |= accept(poll, i, &polled[i]) && polled[i].left > 0;
+	return any;
+}
+
+/* ---- taking ---- */
 
 /*
  * What cannot be given out goes to quarantine, else it would come back with each
@@ -212,9 +215,9 @@ reject(Poll *poll, int shard, int of, const int *which, int n)
 	return true;
 }
 
-/* The row that consumes what is under the token. */
+/* The row that consumes the n elements under the token. */
 static void
-record_taken(Poll *poll, int shard, const char *token)
+record_taken(Poll *poll, int shard, const char *token, int n)
 {
 	bytea	   *value = palloc(VARHDRSZ + DQ_TOKEN_LEN);
 	DqRow		row;
@@ -225,6 +228,7 @@ record_taken(Poll *poll, int shard, const char *token)
 	row.seq = dq_outbox_next(&row.id);
 	row.shard = poll->shard_no[shard];
 	row.op = DQ_OP_CONSUME;
+	row.due = n;
 	row.token = value;
 	dq_outbox_insert(&row, poll->serverid);
 	/* messages may have been processed meanwhile */
@@ -255,7 +259,7 @@ take_page(Poll *poll, int shard, int max)
 	poll->args.max = max;
 	poll->args.max_bytes = PAGE_BYTES;
 	dq_hold_sent(token);
-	call_poll(poll, shard, &polled);
+	call_poll(poll, shard, 1, &polled);
 	if (!accept(poll, shard, &polled) || polled.n == 0)
 	{
 		dq_hold_void(token);
@@ -309,7 +313,7 @@ take_page(Poll *poll, int shard, int max)
 		MemoryContextSwitchTo(caller);
 		return;
 	}
-	record_taken(poll, shard, token);
+	record_taken(poll, shard, token, polled.n - nbad);
 	dq_hold_written();
 	dq_hold_keep(token);
 	for (i = 0; i < polled.n; i++)

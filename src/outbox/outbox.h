@@ -105,7 +105,8 @@ extern HeapTuple dq_store_find(Relation rel, Snapshot snapshot, Oid serverid,
 #define DQ_OP_OFFER 'o'
 #define DQ_OP_REMOVE 'r'		/* exact member, token */
 #define DQ_OP_RESCHEDULE 's'	/* as an offer: where the removed task goes instead */
-#define DQ_OP_CONSUME 'c'		/* what was taken from the ready list, token */
+#define DQ_OP_CONSUME 'c'		/* what was taken from the ready list: token, and in
+								 * the place of due how many elements */
 #define DQ_OP_REMOVE_ELEMENT 'e'	/* could not look: resolved when applied */
 #define DQ_OP_RESCHEDULE_ELEMENT 'f'	/* likewise, then offered anew at due */
 #define DQ_OP_REMOVE_KEY 'x'	/* likewise, but only as a key */

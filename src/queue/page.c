@@ -97,10 +97,11 @@ dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token)
 }
 
 void
-dq_page_consume(DqPage *page, const bytea *token)
+dq_page_consume(DqPage *page, const bytea *token, int64 n)
 {
 	page_add(page, "c", 1, false);
 	page_add(page, VARDATA_ANY(token), VARSIZE_ANY_EXHDR(token), true);
+	page_add_int(page, n);
 	page->nops++;
 }
 

@@ -263,8 +263,8 @@ extern DqPage *dq_page_create(MemoryContext parent);
 extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
 						  const bytea *payload, const bytea *key);
 extern void dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token);
-/* elements taken from the ready list under this token are consumed */
-extern void dq_page_consume(DqPage *page, const bytea *token);
+/* the n elements taken from the ready list under this token are consumed */
+extern void dq_page_consume(DqPage *page, const bytea *token, int64 n);
 /* the task with this key, whichever it is then */
 extern void dq_page_remove_key(DqPage *page, const bytea *key);
 

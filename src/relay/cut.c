@@ -30,7 +30,7 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 			break;
 		case DQ_OP_CONSUME:
 			if (row->token)
-				dq_page_consume(cut->page, row->token);
+				dq_page_consume(cut->page, row->token, row->due);
 			break;
 		case DQ_OP_REMOVE:
 			if (row->member == NULL)
