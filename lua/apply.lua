@@ -7,6 +7,7 @@
 --   'o' due place payload            offer without key
 --   'k' due place payload key        offer with key: replaces the pending one
 --   'r' member due token             remove exactly this member; ends the hold
+--   's' due place payload key token  where a removed task goes instead; key '' none
 --   'c' token n                      n elements taken from the ready list are consumed
 --   'x' key                          remove the task with this key
 -- A call of a queue that is not transactional: 1 may be '' (any session), 4 '!' and
@@ -48,7 +49,7 @@ else
 end
 
 -- arguments are counted before the first write
-local SHAPE = {o = 4, k = 5, r = 4, c = 3, x = 2}
+local SHAPE = {o = 4, k = 5, s = 6, r = 4, c = 3, x = 2}
 local at, stop = 12, #ARGV
 for _ = 1, tonumber(ARGV[11]) do
   local n = SHAPE[ARGV[at] or '']
@@ -160,6 +161,15 @@ local function flush()
   fields, places, keys, ids, seen = {}, {}, {}, {}, {}
 end
 
+-- A rescheduled task does not come where its removal found nothing to remove: while
+-- it was held it has been replaced (then the key has another task) or removed (then
+-- its hold is dead, and stands).
+local function goes_on(key, token)
+  if token ~= '' and call('HDEL', HOLD, token) == 1 then return false end
+  local place = key ~= '' and call('HGET', INDEX, 'k' .. key)
+  return not (place and #place == 14 and seek(place_due(place), sub(place, 7)))
+end
+
 local z, f = 0, 0
 at = 12
 while at <= stop do
@@ -193,7 +203,19 @@ while at <= stop do
     flush()
     z, f = 0, 0
     local n, known = 0, 0
-    if op == 'r' then
+    if op == 's' then
+      local place, key = ARGV[at + 2], ARGV[at + 4]
+      local id = sub(place, 7)
+      if not is_gone(id) and goes_on(key, ARGV[at + 5]) then
+        zadd[1], zadd[2], z = ARGV[at + 1], pack(id, ARGV[at + 3]), 2
+        if key ~= '' then
+          fields[1], places[1], keys[1], ids[1], f = 'k' .. key, place, key, id, 1
+          seen['k' .. key] = place
+        elseif index then
+          fields[1], places[1], f = payload_field(ARGV[at + 3]), place, 1
+        end
+      end
+    elseif op == 'r' then
       n, known = remove_write(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
       if n == 0 then bury_write(ARGV[at + 1]) end
     elseif op == 'c' then

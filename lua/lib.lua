@@ -339,14 +339,13 @@ end
 local function remove_write(member, due, token)
   local h = token ~= '' and hold(token)
   if h then
-    if not h.dead then
-      call('ZREM', HELD, member .. token)
-      local kind, id, payload = parse(member)
-      if kind == 'n' then unindex_write(id, payload, h.due) end
-    end
+    -- a dead one stays until its transaction is known to have ended (goes_on)
+    if h.dead then return 0, 0 end
+    call('ZREM', HELD, member .. token)
+    local kind, id, payload = parse(member)
+    if kind == 'n' then unindex_write(id, payload, h.due) end
     call('HDEL', HOLD, token)
-    if not h.dead then return 1, 0 end
-    return 0, 0
+    return 1, 0
   end
   local n, known = take_write(member)
   if n == 0 then

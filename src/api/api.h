@@ -32,9 +32,10 @@ extern void dq_require_ours(const DqQueue *queue, const char *source, const char
 /* offer.c */
 /* Record an offer; returns the id's text. Rights are the caller's business. */
 extern char *dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key);
-/* The same for op DQ_OP_RESCHEDULE; shard >= 0: dq_shards.no where a keyless one goes. */
+/* The same for op DQ_OP_RESCHEDULE; shard >= 0: dq_shards.no where a keyless one goes;
+ * token: under which the task that it replaces was held, NULL: not. */
 extern char *dq_offer_record_as(DqQueue *queue, char op, int32 shard, bytea *payload,
-								int64 due, bytea *key);
+								int64 due, bytea *key, const char *token);
 /* The due instants that dq_offer and dq_offer_at accept. */
 extern int64 dq_due_of_delay(Interval *delay);
 /* Due instant of a delay counted from the clock now. */

@@ -109,7 +109,7 @@ read_queue(Poll *poll)
 		dq_keys_make(&poll->keys[i], dq_shard_name(queue->name, queue->nshards, i));
 		/* none yet: the script says so, or whose the shard is */
 		if (!dq_session_get(MyDatabaseId, poll->shard_no[i], poll->sessions[i].session,
-							&poll->sessions[i].floor))
+							&poll->sessions[i].floor, &poll->sessions[i].epoch))
 			poll->sessions[i].session[0] = '\0';
 	}
 	poll->frozen = poll->holds = false;
@@ -306,7 +306,7 @@ take_page(Poll *poll, int shard, int max)
 	 * later does not matter: what is given out now may come again when Redis has lost
 	 * data, as G3 says of everything that was taken; raising would not prevent it.
 	 */
-	if (!dq_hold_writing(poll->shard_no[shard], poll->sessions[shard].session))
+	if (!dq_hold_writing(poll->shard_no[shard], &poll->sessions[shard]))
 	{
 		poll->frozen = true;
 		poll->left[shard] = 0;

@@ -81,7 +81,7 @@ record_taken(DqQueue *queue, DqTaken *taken)
 		 * for rows that are being written, and then reads which open transactions
 		 * rely on holds.
 		 */
-		if (!dq_hold_writing(taken->shard, taken->session.session))
+		if (!dq_hold_writing(taken->shard, &taken->session))
 			return false;
 		record_member(queue, taken->shard, taken->due, taken->member, taken->token);
 		dq_hold_written();

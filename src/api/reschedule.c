@@ -105,7 +105,8 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 		return NULL;
 	}
 	DQ_POINT("reschedule.taken");
-	return dq_offer_record_as(queue, DQ_OP_RESCHEDULE, shard, payload, due, key);
+	return dq_offer_record_as(queue, DQ_OP_RESCHEDULE, shard, payload, due, key,
+							  taken.in_redis && !taken.is_own ? taken.token : NULL);
 }
 
 static Datum

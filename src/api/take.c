@@ -90,7 +90,8 @@ get_sessions(Asking *asking)
 	{
 		DqSession  *s = &asking->sessions[i];
 
-		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i], s->session, &s->floor))
+		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i], s->session, &s->floor,
+							&s->epoch))
 			s->session[0] = '\0';
 	}
 }
@@ -350,7 +351,8 @@ wait_for_holder(Asking *asking, int where)
 	 * Numbers that an earlier life of the server had given out and this one may give
 	 * out again belong to nobody we could wait for.
 	 */
-	if (holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid)
+	if ((holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid) &&
+		!TransactionIdIsCurrentTransactionId(XidFromFullTransactionId(wait)))
 	{
 		if (U64FromFullTransactionId(ReadNextFullTransactionId()) - holder->xid <
 			(UINT64CONST(1) << 31))

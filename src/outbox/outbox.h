@@ -131,6 +131,7 @@ typedef struct DqRow
 	bytea	   *payload;
 	bytea	   *member;			/* exact remove */
 	bytea	   *token;
+	bool		has_token;		/* also without values */
 } DqRow;
 
 /*
@@ -321,7 +322,7 @@ extern void dq_hold_void(const char *token);
 extern void dq_hold_keep(const char *token);
 /* Around the row that relies on a hold of this session (PO 7). false: the hold may
  * be lost, write nothing and ask anew. */
-extern bool dq_hold_writing(int32 shard, const char *session);
+extern bool dq_hold_writing(int32 shard, const DqSession *session);
 extern void dq_hold_written(void);
 /* Tokens of this transaction that stand for nothing: they may be taken over. */
 extern const char *dq_holds_left(int *n);

@@ -293,6 +293,7 @@ row_from_slot(TupleTableSlot *slot, DqRow *row, bool values)
 	row->place = DatumGetInt32(slot_getattr(slot, Anum_outbox_place, &isnull));
 	row->op = DatumGetChar(slot_getattr(slot, Anum_outbox_op, &isnull));
 	row->key = row->payload = row->member = row->token = NULL;
+	row->has_token = !slot_attisnull(slot, Anum_outbox_token);
 	if (values)
 	{
 		row->key = slot_bytes(slot, Anum_outbox_key);

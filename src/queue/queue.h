@@ -262,6 +262,8 @@ typedef struct DqPage
 extern DqPage *dq_page_create(MemoryContext parent);
 extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
 						  const bytea *payload, const bytea *key);
+extern void dq_page_reschedule(DqPage *page, int64 due, uint64 id, const bytea *payload,
+							   const bytea *key, const bytea *token);
 extern void dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token);
 /* the n elements taken from the ready list under this token are consumed */
 extern void dq_page_consume(DqPage *page, const bytea *token, int64 n);
@@ -366,6 +368,7 @@ typedef struct DqSession
 {
 	char		session[20];
 	int64		floor;
+	uint32		epoch;			/* how often its bridge has come back to it */
 } DqSession;
 
 /* Hold a task for an open transaction, or only look (PO 8 to 11). */

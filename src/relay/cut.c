@@ -25,7 +25,7 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 			cut->offers++;
 			break;
 		case DQ_OP_RESCHEDULE:
-			dq_page_offer(cut->page, row->due, row->id, row->payload, row->key);
+			dq_page_reschedule(cut->page, row->due, row->id, row->payload, row->key, row->token);
 			cut->moves++;
 			break;
 		case DQ_OP_CONSUME:

@@ -240,7 +240,14 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 	}
 	if (shard->state == DQ_SHARD_RESYNC)
 	{
-		/* same session and nothing lost: go on from where the fence is */
+		/*
+		 * Same session and nothing lost: go on from where the fence is. A backend may
+		 * have the answer to a hold in its hands that a new server knows nothing of:
+		 * either its version stands in the floor by now, or it sees that we have
+		 * come back (dq_session_writing).
+		 */
+		dq_session_resumed(MyDatabaseId, shard->no);
+		dq_shard_share_floor(shard);
 		if (strcmp(fence->session, shard->session) == 0 &&
 			fence->version >= shard->floor &&
 			(shard->producer || strcmp(record->owner_source, link->source) == 0))

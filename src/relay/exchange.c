@@ -142,8 +142,9 @@ dq_shard_share_floor(DqShard *shard)
 {
 	char		session[sizeof(shard->stats.session)];
 	int64		floor;
+	uint32		epoch;
 
-	if (dq_session_get(MyDatabaseId, shard->no, session, &floor) &&
+	if (dq_session_get(MyDatabaseId, shard->no, session, &floor, &epoch) &&
 		strcmp(session, shard->session) == 0)
 		shard->floor = Max(shard->floor, floor);
 }

@@ -217,6 +217,7 @@ typedef struct DqShardStats
 	/* protocol: for PO 7 (session, floor) */
 	char		session[20];	/* "" : none */
 	int64		floor;
+	uint32		epoch;			/* moves when the session is taken up again */
 	int			writing;		/* backends that write a row relying on a hold */
 	uint64		rollbacks;		/* dq_rollbacks() before all that had ended was put back */
 	/* the relay's position: transactions before this xid are in Redis */
@@ -249,13 +250,16 @@ typedef struct DqShardStats
  * PO 7: session and floor of a shard, shared by the bridge and by backends: the
  * floor is the highest version seen in any reply. false: no session yet.
  */
-extern bool dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor);
+extern bool dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor,
+						   uint32 *epoch);
 /*
  * PO 7: a backend is about to write a row that relies on a hold of this session.
- * false: the bridge has opened another one meanwhile, the hold may be lost, nothing
- * may be written. Else dq_session_written() must follow, also after an error.
+ * false: the bridge has opened another one meanwhile, or has come back to this one
+ * over a new connection: the hold may be lost, nothing may be written. Else dq_session_written() must follow, also after an error.
  */
-extern bool dq_session_writing(Oid dboid, int32 shard, const char *session);
+extern bool dq_session_writing(Oid dboid, int32 shard, const char *session, uint32 epoch);
+/* The bridge has lost its connection and comes back to the session it had. */
+extern void dq_session_resumed(Oid dboid, int32 shard);
 extern void dq_session_written(Oid dboid, int32 shard);
 /* The bridge: is such a row being written? After it has published its session. */
 extern bool dq_session_is_written(Oid dboid, int32 shard);
