@@ -76,7 +76,8 @@ local function is_gone(id)
 end
 
 -- The first write, and one that is refused when memory is short.
-call('HINCRBY', FENCE, 'ver:' .. source, 1)
+-- (A call is no part of what heals, and who enters does not wait for a quiet moment.)
+call('HINCRBY', FENCE, (at_once and 'calls:' or 'ver:') .. source, 1)
 -- Rights that are needed later fail here, before any task has moved.
 call('ZREM', PENDING, NOTHING)
 call('HDEL', INDEX, NOTHING)

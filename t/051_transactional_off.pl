@@ -117,11 +117,13 @@ sub call
 	return ref $answer ? join ',', @$answer[ 0, 6, 7 ] : $answer;
 }
 my $before = $r->cmd('ZCARD', 'redisson_delay_queue_timeout:{q}');
+my $version = $r->cmd('HGET', 'dq:{q}:fence', "ver:$owner");
 is(call($number - 1), '3,0,0', 'an earlier call that comes late is refused');
 is(call($number), '0,' . join(',', (split /\|/, $fence{$memo})[ 2, 3 ]), 'the same one is answered the same');
 is($r->cmd('ZCARD', 'redisson_delay_queue_timeout:{q}'), $before, '... and nothing is written');
 is(call($number + 1), '0,1,0', 'the next one is executed');
 is($r->cmd('ZCARD', 'redisson_delay_queue_timeout:{q}'), $before + 1, '... once');
+is($r->cmd('HGET', 'dq:{q}:fence', "ver:$owner"), $version, 'calls keep no worker from entering');
 
 # ---- Redis away ---------------------------------------------------------------------------------
 $t->sql("CREATE TABLE doc (id int); CREATE TRIGGER r AFTER DELETE ON doc FOR EACH ROW"
