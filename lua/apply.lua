@@ -8,6 +8,7 @@
 --   'k' due place payload key        offer with key: replaces the pending one
 --   'r' member due token             remove exactly this member; ends the hold
 --   's' due place payload key token  where a removed task goes instead; key '' none
+--   'm' member due place             move it, if nobody holds it; keeps payload and key
 --   'c' token n                      n elements taken from the ready list are consumed
 --   'x' key                          remove the task with this key
 -- A call of a queue that is not transactional: 1 may be '' (any session), 4 '!' and
@@ -49,7 +50,7 @@ else
 end
 
 -- arguments are counted before the first write
-local SHAPE = {o = 4, k = 5, s = 6, r = 4, c = 3, x = 2}
+local SHAPE = {o = 4, k = 5, s = 6, r = 4, m = 4, c = 3, x = 2}
 local at, stop = 12, #ARGV
 for _ = 1, tonumber(ARGV[11]) do
   local n = SHAPE[ARGV[at] or '']
@@ -172,53 +173,53 @@ local function goes_on(key, token)
 end
 
 local z, f = 0, 0
+local function offer(due, place, payload, key)
+  local field = key and 'k' .. key
+  if field and seen[field] then
+    flush()
+    z, f = 0, 0
+  end
+  local id = sub(place, 7)
+  zadd[z + 1], zadd[z + 2] = due, pack(id, payload)
+  z = z + 2
+  if field then
+    f = f + 1
+    fields[f], places[f], keys[f], ids[f] = field, place, key, id
+    seen[field] = place
+  elseif index then
+    f = f + 1
+    fields[f], places[f] = payload_field(payload), place
+  end
+end
+
 at = 12
 while at <= stop do
   local op = ARGV[at]
   if op == 'o' then
-    local place, payload = ARGV[at + 2], ARGV[at + 3]
-    if not is_gone(sub(place, 7)) then
-      zadd[z + 1], zadd[z + 2] = ARGV[at + 1], pack(sub(place, 7), payload)
-      z = z + 2
-      if index then
-        f = f + 1
-        fields[f], places[f] = payload_field(payload), place
-      end
+    if not is_gone(sub(ARGV[at + 2], 7)) then
+      offer(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
     end
     at = at + 4
   elseif op == 'k' and not is_gone(sub(ARGV[at + 2], 7)) then
-    local place, payload, key = ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-    local field = 'k' .. key
-    if seen[field] then
-      flush()
-      z, f = 0, 0
-    end
-    local id = sub(place, 7)
-    zadd[z + 1], zadd[z + 2] = ARGV[at + 1], pack(id, payload)
-    z = z + 2
-    f = f + 1
-    fields[f], places[f], keys[f], ids[f] = field, place, key, id
-    seen[field] = place
+    offer(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
     at = at + 5
   else
     flush()
     z, f = 0, 0
     local n, known = 0, 0
     if op == 's' then
-      local place, key = ARGV[at + 2], ARGV[at + 4]
-      local id = sub(place, 7)
-      if not is_gone(id) and goes_on(key, ARGV[at + 5]) then
-        zadd[1], zadd[2], z = ARGV[at + 1], pack(id, ARGV[at + 3]), 2
-        if key ~= '' then
-          fields[1], places[1], keys[1], ids[1], f = 'k' .. key, place, key, id, 1
-          seen['k' .. key] = place
-        elseif index then
-          fields[1], places[1], f = payload_field(ARGV[at + 3]), place, 1
-        end
+      local key = ARGV[at + 4]
+      if not is_gone(sub(ARGV[at + 2], 7)) and goes_on(key, ARGV[at + 5]) then
+        offer(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], key ~= '' and key or nil)
       end
     elseif op == 'r' then
       n, known = remove_write(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
       if n == 0 then bury_write(ARGV[at + 1]) end
+    elseif op == 'm' then
+      local kind, id, payload = parse(ARGV[at + 1])
+      local key = kind == 'n' and #id == 8 and call('HGET', INDEX, 'i' .. id)
+      if kind then n, known = take_write(ARGV[at + 1]) end
+      if n > 0 then offer(ARGV[at + 2], ARGV[at + 3], payload, key) end
     elseif op == 'c' then
       if call('HDEL', HOLD, ARGV[at + 1]) == 1 then
         call('HINCRBY', FENCE, 'polled', -tonumber(ARGV[at + 2]))

@@ -110,6 +110,10 @@ extern HeapTuple dq_store_find(Relation rel, Snapshot snapshot, Oid serverid,
 #define DQ_OP_REMOVE_ELEMENT 'e'	/* could not look: resolved when applied */
 #define DQ_OP_RESCHEDULE_ELEMENT 'f'	/* likewise, then offered anew at due */
 #define DQ_OP_REMOVE_KEY 'x'	/* likewise, but only as a key */
+/* what an element of another shard named here: written by the relay */
+#define DQ_OP_REMOVE_NAMED 'd'	/* exact member */
+#define DQ_OP_MOVE_NAMED 'g'	/* member, to due and id */
+#define DQ_OP_RESOLUTION 'm'	/* never relayed, see resolutions.c */
 
 #define DQ_NUM_OUTBOX 3
 
@@ -191,6 +195,8 @@ extern bool dq_row_is_done(const DqRow *row, const DqSnapshot *prev,
 						   const DqSnapshot *old);
 /* Does the row schedule a task? */
 #define dq_row_offers(row) ((row)->op == DQ_OP_OFFER || (row)->op == DQ_OP_RESCHEDULE)
+/* Was it recorded without an answer? Due tasks of the queue wait for it. */
+#define dq_row_was_deferred(row) (strchr("efxdg", (row)->op) != NULL)
 /* Rows of ours (this source, or adopted with this place)? */
 extern bool dq_row_is_ours(const DqRow *row);
 
@@ -215,9 +221,20 @@ extern bool dq_outbox_has_row(int32 shard, FullTransactionId xid, const char *to
  * oldest is (0: unknown). Counts at most a million. */
 extern void dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest);
 
-/* Is there a row of the shard with this token, from that transaction on? */
-extern bool dq_outbox_has_token(int32 shard, FullTransactionId from, const bytea *token,
-								Snapshot snapshot);
+/* ---- resolutions.c: what recorded elements were found to name --------------------- */
+
+typedef struct DqResolution
+{
+	bytea	   *member;			/* NULL: nothing */
+	int64		due;
+	int32		shard;			/* where it lay */
+} DqResolution;
+
+/* In the current transaction: once for each element. */
+extern void dq_resolution_store(const DqRow *element, const DqResolution *resolution,
+								Oid serverid);
+/* false: not resolved yet */
+extern bool dq_resolution_get(const DqRow *element, DqResolution *resolution);
 
 /* ---- rotate.c ---------------------------------------------------------------------- */
 

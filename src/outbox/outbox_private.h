@@ -1,10 +1,15 @@
 /*
  * outbox_private.h
- *	  What the files of the outbox room tell each other at the ends of
+ *	  What the files of the outbox room tell each other: rows, and the ends of
  *	  transactions.
  */
 #ifndef DQ_OUTBOX_PRIVATE_H
 #define DQ_OUTBOX_PRIVATE_H
+
+#include "outbox/outbox.h"
+
+/* tables.c: a row as it is, xid and tli included */
+extern void dq_outbox_insert_row(DqRow *row, Oid serverid);
 
 /* xact.c: have the callbacks called */
 extern void dq_xact_register(void);

@@ -242,7 +242,7 @@ add_row(DqEmptied *sum, const DqRow *row, bool keyed)
 		return;
 	/* which task went for a key or an element, and when that was due, it does not say */
 	if (keyed || row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_RESCHEDULE_ELEMENT ||
-		row->op == DQ_OP_REMOVE_KEY)
+		row->op == DQ_OP_REMOVE_KEY || row->op == DQ_OP_MOVE_NAMED)
 		sum->any_due = PG_INT64_MAX;
 	else
 		sum->any_due = Max(sum->any_due, row->due);
@@ -273,7 +273,8 @@ nothing_is_needed(Relation rel, Snapshot snapshot, List **shards)
 		row.xid = DatumGetFullTransactionId(slot_getattr(slot, ANUM_XID, &isnull));
 		row.due = DatumGetInt64(slot_getattr(slot, ANUM_DUE, &isnull));
 		row.at = DatumGetTimestampTz(slot_getattr(slot, ANUM_AT, &isnull));
-		row.shard = DatumGetInt32(slot_getattr(slot, ANUM_SHARD, &isnull));
+		/* a resolution, of shard -n, is needed as long as its element */
+		row.shard = abs(DatumGetInt32(slot_getattr(slot, ANUM_SHARD, &isnull)));
 		row.tli = (uint32) DatumGetInt32(slot_getattr(slot, ANUM_TLI, &isnull));
 		row.source = DatumGetInt32(slot_getattr(slot, ANUM_SOURCE, &isnull));
 		row.place = DatumGetInt32(slot_getattr(slot, ANUM_PLACE, &isnull));

@@ -8,6 +8,7 @@
 
 #include "compat.h"
 #include "outbox/outbox.h"
+#include "outbox/outbox_private.h"
 #include "shared/shared.h"
 
 #include "access/genam.h"
@@ -111,7 +112,7 @@ outbox_index_info(Relation index)
 }
 
 void
-dq_outbox_insert(DqRow *row, Oid serverid)
+dq_outbox_insert_row(DqRow *row, Oid serverid)
 {
 	Relation	rel,
 				index;
@@ -121,8 +122,6 @@ dq_outbox_insert(DqRow *row, Oid serverid)
 	bool		inulls[3] = {0};
 	HeapTuple	tuple;
 
-	row->xid = GetTopFullTransactionId();
-	row->tli = dq_timeline();
 	row->source = dq_source_get(true)->no;
 	row->place = dq_place_hash();
 
@@ -161,7 +160,14 @@ dq_outbox_insert(DqRow *row, Oid serverid)
 	index_close(index, NoLock);
 	table_close(rel, NoLock);
 	heap_freetuple(tuple);
+}
 
+void
+dq_outbox_insert(DqRow *row, Oid serverid)
+{
+	row->xid = GetTopFullTransactionId();
+	row->tli = dq_timeline();
+	dq_outbox_insert_row(row, serverid);
 	dq_xact_touched(serverid);
 	dq_own_added(row);
 }
@@ -500,24 +506,6 @@ dq_outbox_is_covered(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
 	covered = !dq_candidates_next(&c, &row, false);
 	dq_candidates_end(&c);
 	return covered;
-}
-
-bool
-dq_outbox_has_token(int32 shard, FullTransactionId from, const bytea *token,
-					Snapshot snapshot)
-{
-	DqOutboxScan *scan = dq_outbox_scan_begin(shard, from,
-											  FullTransactionIdFromU64(PG_UINT64_MAX),
-											  snapshot);
-	DqRow		row;
-	bool		found = false;
-
-	while (!found && dq_outbox_scan_next(scan, &row, true))
-		found = row.token && VARSIZE_ANY(row.token) == VARSIZE_ANY(token) &&
-			memcmp(VARDATA_ANY(row.token), VARDATA_ANY(token),
-				   VARSIZE_ANY_EXHDR(token)) == 0;
-	dq_outbox_scan_end(scan);
-	return found;
 }
 
 void

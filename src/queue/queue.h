@@ -265,6 +265,8 @@ extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
 extern void dq_page_reschedule(DqPage *page, int64 due, uint64 id, const bytea *payload,
 							   const bytea *key, const bytea *token);
 extern void dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token);
+/* to another instant, under another id, if it is still there and nobody holds it */
+extern void dq_page_move(DqPage *page, const bytea *member, int64 due, uint64 id);
 /* the n elements taken from the ready list under this token are consumed */
 extern void dq_page_consume(DqPage *page, const bytea *token, int64 n);
 /* the task with this key, whichever it is then */

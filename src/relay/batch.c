@@ -231,6 +231,31 @@ dq_completion_count(void)
 	return count;
 }
 
+/*
+ * PO 1: before any script leaves that puts a snapshot into a fence, its ended
+ * transactions are durable here, and on the synchronous standby (G11).
+ */
+void
+dq_link_flush(DqLink *link, uint32 tli, XLogRecPtr point)
+{
+	MemoryContext old;
+
+	DQ_POINT("relay.flush");
+	if (!dq_flush_to(point))
+	{
+		CHECK_FOR_INTERRUPTS();
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
+				 errmsg("wait for the synchronous standby was cut short")));
+	}
+	DQ_POINT("relay.flushed");
+	old = MemoryContextSwitchTo(link->context);
+	if (link->writer)
+		pfree(link->writer);
+	link->writer = dq_writer_stamp(tli, point);
+	MemoryContextSwitchTo(old);
+}
+
 bool
 dq_batches_prepare(DqLink *link, TimestampTz deadline)
 {
@@ -352,29 +377,8 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 	MemoryContextSwitchTo(caller);
 	MemoryContextDelete(scratch);
 
-	/*
-	 * PO 1: before any script leaves that puts cur into a fence, cur's ended
-	 * transactions are durable here, and on the synchronous standby (G11).
-	 */
 	if (flush_needed)
-		DQ_POINT("relay.flush");
-	if (flush_needed && !dq_flush_to(point))
-	{
-		CHECK_FOR_INTERRUPTS();
-		ereport(ERROR,
-				(errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
-				 errmsg("wait for the synchronous standby was cut short")));
-	}
-	if (flush_needed)
-	{
-		MemoryContext old = MemoryContextSwitchTo(link->context);
-
-		DQ_POINT("relay.flushed");
-		if (link->writer)
-			pfree(link->writer);
-		link->writer = dq_writer_stamp(cur->tli, point);
-		MemoryContextSwitchTo(old);
-	}
+		dq_link_flush(link, cur->tli, point);
 	UnregisterSnapshot(snapshot);
 	dq_link_end(link);
 	return more;

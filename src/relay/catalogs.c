@@ -334,6 +334,8 @@ dq_bridge_catalogs(DqBridge *bridge)
 		return;
 	}
 	bridge->scan_interval = server->scan_interval;
+	if (bridge->replay_window != server->replay_window)
+		bridge->rotate_at = 0;	/* a shorter one acts at once */
 	bridge->replay_window = server->replay_window;
 
 	foreach(lc, dq_queue_list(bridge->serverid))

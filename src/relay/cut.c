@@ -58,7 +58,13 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 				return false;
 			}
 			if (batch->resolved)
-				dq_page_remove(cut->page, batch->resolved, batch->resolved_due, NULL);
+				dq_page_named(cut->page, row, batch->resolved, batch->resolved_due);
+			break;
+		case DQ_OP_REMOVE_NAMED:
+			dq_page_remove(cut->page, row->member, row->due, NULL);
+			break;
+		case DQ_OP_MOVE_NAMED:
+			dq_page_move(cut->page, row->member, row->due, row->id);
 			break;
 		case DQ_OP_REMOVE_KEY:
 			dq_page_remove_key(cut->page, row->key);

@@ -82,13 +82,13 @@ typedef struct DqBatch
 	int64		rows;			/* collected, minus those cut */
 	/* removals among them: due tasks wait for these */
 	int64		removes;
-	int64		deferred;		/* that could not look when they were made */
+	int64		deferred;		/* those recorded without an answer */
 	/* a deferred one that stands next: what it names now (resolve.c) */
 	DqRow	   *element;		/* NULL: none waits */
 	int64		element_last;	/* last seq of its transaction */
 	struct DqLookup *lookup;	/* how far it has been looked up */
 	int64		resolved_seq;
-	bytea	   *resolved;		/* exact member here, NULL: nothing here */
+	bytea	   *resolved;		/* exact member here, NULL: nothing, or elsewhere */
 	int64		resolved_due;
 } DqBatch;
 
@@ -320,6 +320,8 @@ extern char *dq_batch_old(DqShard *shard);
 /* Look for new rows and cut the next page of each shard that has some. true if
  * there is more to do at once. */
 extern uint64 dq_completion_count(void);
+/* PO 1: all up to this point is durable, and pages are stamped with it */
+extern void dq_link_flush(DqLink *link, uint32 tli, XLogRecPtr point);
 extern bool dq_batches_prepare(DqLink *link, TimestampTz deadline);
 
 /* collect.c */
@@ -332,6 +334,9 @@ extern DqCut *dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scr
 /* resolve.c */
 /* True: there is more to do at once. */
 extern bool dq_resolve_elements(DqLink *link);
+/* What an element does to the task that it was found to name. */
+extern void dq_page_named(DqPage *page, const DqRow *element, const bytea *member,
+						  int64 due);
 
 /* holds.c */
 extern void dq_blockers_look(DqLink *link);
