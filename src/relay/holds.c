@@ -272,6 +272,8 @@ put_takings_back(DqLink *link, DqShard *shard, Taking *takings, int n)
 	int			i,
 				m = 0;
 
+	if (n > 0)
+		dq_mark_put_back(shard);
 	qsort(takings, n, sizeof(Taking), taking_cmp);
 	for (i = 0; i < Min(n, MOST_TAKINGS) && shard->state == DQ_SHARD_OPEN; i++)
 	{
