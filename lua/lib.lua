@@ -314,19 +314,16 @@ local function back_write(token, h)
     back = 1
   else
     local items = elements(h.body)
-    for i = #items, 1, -1 do call('LPUSH', READY, items[i]) end
     back = #items
+    local turned = {}
+    for i = 1, back do turned[i] = items[back + 1 - i] end
+    for i = 1, back, 1000 do
+      call('LPUSH', READY, unpack(turned, i, i + 999 < back and i + 999 or back))
+    end
     call('HINCRBY', FENCE, 'polled', -back)
   end
   call('HDEL', HOLD, token)
   return back, known
-end
-
--- WRITES. A relayed consumption ends its hold; what was taken is gone.
-local function consume_write(token)
-  local h = hold(token)
-  if h and h.kind == 'l' then call('HINCRBY', FENCE, 'polled', -#elements(h.body)) end
-  call('HDEL', HOLD, token)
 end
 
 -- The token that holds a member, or nil.
@@ -342,14 +339,13 @@ end
 local function remove_write(member, due, token)
   local h = token ~= '' and hold(token)
   if h then
-    if not h.dead then
-      call('ZREM', HELD, member .. token)
-      local kind, id, payload = parse(member)
-      if kind == 'n' then unindex_write(id, payload, h.due) end
-    end
+    -- a dead one stays until its transaction is known to have ended (goes_on)
+    if h.dead then return 0, 0 end
+    call('ZREM', HELD, member .. token)
+    local kind, id, payload = parse(member)
+    if kind == 'n' then unindex_write(id, payload, h.due) end
     call('HDEL', HOLD, token)
-    if not h.dead then return 1, 0 end
-    return 0, 0
+    return 1, 0
   end
   local n, known = take_write(member)
   if n == 0 then

@@ -1,7 +1,7 @@
 /*
  * offer.c
  *	  dq_offer and dq_offer_at: a row in the outbox, nothing else; Redis is not
- *	  asked.
+ *	  asked, unless the queue is not transactional.
  */
 #include "postgres.h"
 
@@ -61,12 +61,12 @@ dq_due_of_delay(Interval *delay)
 char *
 dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key)
 {
-	return dq_offer_record_as(queue, DQ_OP_OFFER, -1, payload, due, key);
+	return dq_offer_record_as(queue, DQ_OP_OFFER, -1, payload, due, key, NULL);
 }
 
 char *
 dq_offer_record_as(DqQueue *queue, char op, int32 shard_no, bytea *payload, int64 due,
-				   bytea *key)
+				   bytea *key, const char *token)
 {
 	DqRow		row;
 	int			shard = 0;
@@ -82,6 +82,8 @@ dq_offer_record_as(DqQueue *queue, char op, int32 shard_no, bytea *payload, int6
 				 errmsg("queue \"%s\" keeps no index, so its tasks can have no key",
 						queue->relname),
 				 errhint("Set option index of the foreign table to \"on\".")));
+	if (queue->at_once)
+		return dq_offer_at_once(queue, payload, due, key);
 	if (queue->on_outage == DQ_OUTAGE_ERROR && dq_is_known_down(queue))
 		dq_raise_outage(queue);
 	DQ_POINT("offer.begin");
@@ -97,6 +99,12 @@ dq_offer_record_as(DqQueue *queue, char op, int32 shard_no, bytea *payload, int6
 	row.due = due;
 	row.key = key;
 	row.payload = payload;
+	if (token)
+	{
+		row.token = palloc(VARHDRSZ + DQ_TOKEN_LEN);
+		SET_VARSIZE(row.token, VARHDRSZ + DQ_TOKEN_LEN);
+		memcpy(VARDATA(row.token), token, DQ_TOKEN_LEN);
+	}
 	dq_outbox_insert(&row, queue->serverid);
 	DQ_POINT("offer.recorded");
 	return dq_id_out(due, row.id);

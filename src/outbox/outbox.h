@@ -66,6 +66,14 @@ extern XLogRecPtr dq_flush_point(void);
 /* Flush up to it, wait for the synchronous standby. false: the wait was cut short. */
 extern bool dq_flush_to(XLogRecPtr point);
 
+/* ---- lives.c: this data directory and its copies ---------------------------------- */
+
+#define DQ_LIFE_LEN 16			/* hex digits */
+
+extern bool dq_lives_look(bool make);
+extern const char *dq_life(void);	/* "-": has no name yet */
+extern int	dq_life_holds(const char *id, XLogRecPtr lsn);
+
 /* ---- shards.c: registry of shards --------------------------------------------- */
 
 typedef struct DqShardRow
@@ -105,7 +113,8 @@ extern HeapTuple dq_store_find(Relation rel, Snapshot snapshot, Oid serverid,
 #define DQ_OP_OFFER 'o'
 #define DQ_OP_REMOVE 'r'		/* exact member, token */
 #define DQ_OP_RESCHEDULE 's'	/* as an offer: where the removed task goes instead */
-#define DQ_OP_CONSUME 'c'		/* what was taken from the ready list, token */
+#define DQ_OP_CONSUME 'c'		/* what was taken from the ready list: token, and in
+								 * the place of due how many elements */
 #define DQ_OP_REMOVE_ELEMENT 'e'	/* could not look: resolved when applied */
 #define DQ_OP_RESCHEDULE_ELEMENT 'f'	/* likewise, then offered anew at due */
 #define DQ_OP_REMOVE_KEY 'x'	/* likewise, but only as a key */
@@ -134,6 +143,7 @@ typedef struct DqRow
 	bytea	   *payload;
 	bytea	   *member;			/* exact remove */
 	bytea	   *token;
+	bool		has_token;		/* also without values */
 } DqRow;
 
 /*
@@ -234,6 +244,14 @@ extern void dq_resolution_store(const DqRow *element, const DqResolution *resolu
 /* false: not resolved yet */
 extern bool dq_resolution_get(const DqRow *element, DqResolution *resolution);
 
+/*
+ * Is the row with this transaction, number and instant in our outbox, which a fence
+ * names as the last one applied? 0: it is not ours; 1: yes; -1: it may have been
+ * in a table that was emptied.
+ */
+extern int	dq_outbox_has_written(int32 shard, FullTransactionId xid, int64 seq,
+								  TimestampTz at);
+
 /* ---- rotate.c ---------------------------------------------------------------------- */
 
 extern int	dq_outbox_current(void);	/* table that takes new rows */
@@ -245,6 +263,8 @@ extern Oid	dq_outbox_relation(int table);
  */
 extern TimestampTz dq_outbox_rotate(int64 window_ms);
 
+/* Was any table emptied since then? */
+extern bool dq_outbox_emptied_since(TimestampTz since, Snapshot snapshot);
 /* None of the tables is emptied before the end of this transaction. */
 extern void dq_outbox_keep(void);
 
@@ -337,7 +357,7 @@ extern void dq_hold_void(const char *token);
 extern void dq_hold_keep(const char *token);
 /* Around the row that relies on a hold of this session (PO 7). false: the hold may
  * be lost, write nothing and ask anew. */
-extern bool dq_hold_writing(int32 shard, const char *session);
+extern bool dq_hold_writing(int32 shard, const DqSession *session);
 extern void dq_hold_written(void);
 /* Tokens of this transaction that stand for nothing: they may be taken over. */
 extern const char *dq_holds_left(int *n);

@@ -68,6 +68,7 @@ typedef struct DqQueue
 	int			nshards;
 	bool		producer;		/* role producer */
 	bool		index;
+	bool		at_once;		/* transactional off */
 	DqDestination destination;
 	DqOnOutage	on_outage;
 	int			remove_timeout; /* ms */
@@ -261,11 +262,13 @@ typedef struct DqPage
 extern DqPage *dq_page_create(MemoryContext parent);
 extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
 						  const bytea *payload, const bytea *key);
+extern void dq_page_reschedule(DqPage *page, int64 due, uint64 id, const bytea *payload,
+							   const bytea *key, const bytea *token);
 extern void dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token);
 /* to another instant, under another id, if it is still there and nobody holds it */
 extern void dq_page_move(DqPage *page, const bytea *member, int64 due, uint64 id);
-/* elements taken from the ready list under this token are consumed */
-extern void dq_page_consume(DqPage *page, const bytea *token);
+/* the n elements taken from the ready list under this token are consumed */
+extern void dq_page_consume(DqPage *page, const bytea *token, int64 n);
 /* the task with this key, whichever it is then */
 extern void dq_page_remove_key(DqPage *page, const bytea *key);
 
@@ -299,6 +302,23 @@ typedef struct DqApplyResult
 	int64		removed;
 } DqApplyResult;
 extern void dq_op_apply_result(DqRedis *redis, DqApplyResult *result, DqReply **error);
+
+/* A call of a queue that is not transactional: the same script, no fence. */
+typedef struct DqCall
+{
+	const char *session;		/* "": any */
+	int64		floor;
+	const char *source;
+	const char *place;
+	bool		producer;
+	int			node;
+	int			process;		/* number of the asking process */
+	uint64		life;			/* of the server, and number of the call in it: one */
+	uint64		number;			/* sent again is the same call */
+	bool		index;
+} DqCall;
+extern void dq_op_call(DqRedis *redis, const char *queue, const DqKeys *keys,
+					   DqPage *page, const DqCall *args, DqApplyResult *result);
 
 #define DQ_TOKEN_LEN 16
 
@@ -350,6 +370,7 @@ typedef struct DqSession
 {
 	char		session[20];
 	int64		floor;
+	uint32		epoch;			/* how often its bridge has come back to it */
 } DqSession;
 
 /* Hold a task for an open transaction, or only look (PO 8 to 11). */

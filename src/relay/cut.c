@@ -25,12 +25,12 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 			cut->offers++;
 			break;
 		case DQ_OP_RESCHEDULE:
-			dq_page_offer(cut->page, row->due, row->id, row->payload, row->key);
+			dq_page_reschedule(cut->page, row->due, row->id, row->payload, row->key, row->token);
 			cut->moves++;
 			break;
 		case DQ_OP_CONSUME:
 			if (row->token)
-				dq_page_consume(cut->page, row->token);
+				dq_page_consume(cut->page, row->token, row->due);
 			break;
 		case DQ_OP_REMOVE:
 			if (row->member == NULL)
@@ -84,6 +84,14 @@ page_is_full(const DqPage *page)
 	return page->nops >= PAGE_OPS || page->bytes >= PAGE_BYTES;
 }
 
+static void
+note_row(const DqShard *shard, DqCut *cut, const DqRow *row)
+{
+	cut->replayed += dq_heal_is_replay(shard, row);
+	cut->last_xid = row->xid;
+	cut->last_at = row->at;
+}
+
 /*
  * The next page of the batch. Rows up to (after_last, after_seq) were applied
  * before the batch was found half done.
@@ -132,7 +140,7 @@ dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 					break;
 				}
 				rows++;
-				cut->replayed += dq_heal_is_replay(shard, &row);
+				note_row(shard, cut, &row);
 				last = group->last_seq;
 				seq = row.seq;
 			}
@@ -167,7 +175,7 @@ dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 				break;
 			}
 			rows++;
-			cut->replayed += dq_heal_is_replay(shard, &row);
+			note_row(shard, cut, &row);
 			last = group->last_seq;
 			seq = row.seq;
 			batch->cut_seq = row.seq;

@@ -142,8 +142,9 @@ dq_shard_share_floor(DqShard *shard)
 {
 	char		session[sizeof(shard->stats.session)];
 	int64		floor;
+	uint32		epoch;
 
-	if (dq_session_get(MyDatabaseId, shard->no, session, &floor) &&
+	if (dq_session_get(MyDatabaseId, shard->no, session, &floor, &epoch) &&
 		strcmp(session, shard->session) == 0)
 		shard->floor = Max(shard->floor, floor);
 }
@@ -176,7 +177,9 @@ send_page(DqLink *link, DqShard *shard)
 	header.source = link->source;
 	header.expect = shard->sent_position;
 	header.position = cut->position;
-	header.writer = link->writer;
+	/* the last row as a witness, see dq_outbox_has_written */
+	header.writer = psprintf("%s " UINT64_FORMAT " " INT64_FORMAT, link->writer,
+							 U64FromFullTransactionId(cut->last_xid), cut->last_at);
 	header.cur = cut->first ? dq_snapshot_out(shard->batch->cur) : NULL;
 	header.done = cut->done;
 	header.old = cut->done ? dq_batch_old(shard) : NULL;
