@@ -96,7 +96,7 @@ find_blockers(DqLink *link, DqShard *shard)
 	dq_link_begin(link);
 	MemoryContextSwitchTo(caller);
 	each = AllocSetContextCreate(caller, "dq_bridge row", ALLOCSET_DEFAULT_SIZES);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	now = dq_snapshot_take(snapshot);
 	InitDirtySnapshot(dirty);
 	/* those it names as running, and all beyond it */

@@ -254,6 +254,7 @@ typedef struct DqLink
 	DqRedis    *subscription;	/* workers only */
 	bool		subscribed;
 	List	   *shards;			/* of DqShard */
+	int			send_from;		/* which of them is the next to send */
 	char		source[40];
 	int			node;
 	uint32		tli;
