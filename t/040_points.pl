@@ -40,6 +40,9 @@ BEGIN
   INSERT INTO removed VALUES (payload, said);
   RETURN said;
 END $$;
+CREATE FUNCTION take(queue text, max int, wait interval DEFAULT '0') RETURNS void LANGUAGE sql AS $$
+  INSERT INTO removed SELECT p, true FROM dq_poll(queue::regclass, max, wait) p;
+$$;
 CREATE FUNCTION move(queue text, element text, delay interval) RETURNS boolean LANGUAGE sql AS $$
   SELECT dq_reschedule(queue::regclass, element, delay) IS NOT NULL;
 $$;
@@ -234,6 +237,24 @@ my %come = (
 		$points->arm($point);
 		$r->thaw;
 	},
+	# due tasks are taken from the ready list, given back, and taken
+	poll => sub {
+		my ($n, $point) = @_;
+		$session->run("SELECT offer('q', '$n-h' || i, '0') FROM generate_series(1, 4) i");
+		poll_until(sub { (grep { index($_, "$n-h") == 0 } $r->ready('q')) == 4 });
+		$points->arm($point);
+		$session->send("BEGIN; SAVEPOINT s; SELECT take('q', 2); ROLLBACK TO s; SELECT take('q', 2); COMMIT");
+		$session->send("BEGIN; SELECT take('q', 1); ROLLBACK");
+		$session->send($_->($n)) for @all;
+	},
+	# one waits for a task
+	arrival => sub {
+		my ($n, $point) = @_;
+		$session->run("SELECT take('q4', 1000)");
+		$points->arm($point);
+		$session->send("SELECT take('q4', 1, '5 s')");
+		$t->sql("SELECT offer('q4', '$n-w', '100 ms')");
+	},
 	# a backend relays by itself
 	hand => sub {
 		my ($n, $point) = @_;
@@ -277,6 +298,12 @@ my @plan = (
 	[ 'commit.done', 'remove', @backend ],
 	[ 'hold.wait', 'wait', @backend ],
 	[ 'hold.waited', 'wait', @backend ],
+	[ 'poll.looked', 'poll', @backend ],
+	[ 'poll.send', 'poll', @backend, @send ],
+	[ 'poll.received', 'poll', @backend ],
+	[ 'poll.recorded', 'poll', @backend ],
+	[ 'poll.wait', 'arrival', @backend ],
+	[ 'restore.send', 'poll', @worker, @send ],
 	[ 'restore.send', 'restore', @worker, @send ],
 	[ 'restore.received', 'restore', @worker ],
 	[ 'relay.snapshot', 'offer', @worker ],

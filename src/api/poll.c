@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "compat.h"
 #include "relay/relay.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -258,7 +259,9 @@ take_page(Poll *poll, int shard, int max)
 	poll->args.max = max;
 	poll->args.max_bytes = PAGE_BYTES;
 	dq_hold_sent(token);
+	DQ_POINT("poll.send");
 	call_poll(poll, shard, 1, &polled);
+	DQ_POINT("poll.received");
 	if (!accept(poll, shard, &polled) || polled.n == 0)
 	{
 		dq_hold_void(token);
@@ -315,6 +318,7 @@ take_page(Poll *poll, int shard, int max)
 	record_taken(poll, shard, token, polled.n - nbad);
 	dq_hold_written();
 	dq_hold_keep(token);
+	DQ_POINT("poll.recorded");
 	for (i = 0; i < polled.n; i++)
 		if (DatumGetPointer(values[i]) != NULL)
 		{
@@ -368,6 +372,7 @@ attempt(Poll *poll)
 		poll->left[0] = 1;		/* the first taking tells */
 	else if (!look(poll))
 		return;
+	DQ_POINT("poll.looked");
 
 	/*
 	 * PO 12: the lock comes before the row's number. Only now: who waits stands in
@@ -457,6 +462,7 @@ poll_loop(Poll *poll)
 		}
 		if (now >= poll->deadline)
 			return;
+		DQ_POINT("poll.wait");
 		dq_arrivals_wait(&poll->target, poll->keys, poll->shard_no, poll->nshards,
 						 poll->deadline);
 	}
