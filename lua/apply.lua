@@ -11,16 +11,43 @@
 --   'm' member due place             move it, if nobody holds it; keeps payload and key
 --   'c' token n                      n elements taken from the ready list are consumed
 --   'x' key                          remove the task with this key
+-- A call of a queue that is not transactional: 1 may be '' (any session), 4 '!' and
+--   the number of the asking process, 5 'life|number' of the call, 6 place, 7 '1':
+--   producer, 8 node, 9 unused.
 -- Reply: common part, tasks added, tasks removed.
 -- Safe twice: the fence moves with the data, so a page whose predecessor is not
--- where the fence stands writes nothing (PO 3, PO 4). Cost: ~6 us an operation.
+-- where the fence stands writes nothing (PO 3, PO 4). A call moves no fence; its
+-- answer is remembered for its process instead, the same call gets the same answer,
+-- and an older one is refused. Cost: ~6 us an operation.
 local source = ARGV[3]
+local at_once = sub(ARGV[4], 1, 1) == '!' and 'memo:' .. source .. ':' .. sub(ARGV[4], 2)
 local wrong = types()
 if wrong then return wrong end
-local no = refused(ARGV[1], tonumber(ARGV[2]), source)
+local no = not (at_once and ARGV[1] == '') and refused(ARGV[1], tonumber(ARGV[2]), source)
 if no then return reply(no, source, 0, 0) end
-local _, _, _, position = fence(source)
-if position ~= ARGV[4] then return reply(POSITION, source, 0, 0) end
+if at_once then
+  local o = call('HMGET', OWNER, 'source', 'place')
+  if ARGV[7] ~= '1' and o[1] and (o[1] ~= source or o[2] ~= ARGV[6]) then
+    return reply(NOTOWNER, source, 0, 0)
+  end
+  local f = call('HMGET', FENCE, 'node:' .. ARGV[8], at_once)
+  if f[1] and f[1] ~= source then return reply(NODE, source, 0, 0) end
+  local life, number, added, removed = string.match(f[2] or '', '^(%d+)|(%d+)|(%d+)|(%d+)$')
+  local mine, this = string.match(ARGV[5], '^(%d+)|(%d+)$')
+  if not mine then return redis.error_reply('ERR dq_bridge: call ' .. ARGV[5]) end
+  if life == mine and number == this then
+    return reply(OK, source, tonumber(added), tonumber(removed))
+  end
+  if life == mine and tonumber(number) > tonumber(this) then return reply(POSITION, source, 0, 0) end
+  -- it removes what it has taken, or does nothing
+  if ARGV[12] == 'r' then
+    local h = hold(ARGV[15] or '')
+    if not h or h.dead then return reply(OK, source, 0, 0) end
+  end
+else
+  local _, _, _, position = fence(source)
+  if position ~= ARGV[4] then return reply(POSITION, source, 0, 0) end
+end
 
 -- arguments are counted before the first write
 local SHAPE = {o = 4, k = 5, s = 6, r = 4, m = 4, c = 3, x = 2}
@@ -50,7 +77,8 @@ local function is_gone(id)
 end
 
 -- The first write, and one that is refused when memory is short.
-call('HINCRBY', FENCE, 'ver:' .. source, 1)
+-- (A call is no part of what heals, and who enters does not wait for a quiet moment.)
+call('HINCRBY', FENCE, (at_once and 'calls:' or 'ver:') .. source, 1)
 -- Rights that are needed later fail here, before any task has moved.
 call('ZREM', PENDING, NOTHING)
 call('HDEL', INDEX, NOTHING)
@@ -217,14 +245,18 @@ local function put(field, value)
   set[#set + 1] = value
 end
 local cur = ARGV[7]
-if ARGV[8] == '1' then
+if at_once then
+  set = {'node:' .. ARGV[8], source, at_once, ARGV[5] .. '|' .. added .. '|' .. removed}
+elseif ARGV[8] == '1' then
   if cur == '' then cur = call('HGET', FENCE, 'cur:' .. source) or '' end
   put('prev:', cur)
   put('cur:', '')
 elseif cur ~= '' then
   put('cur:', cur)
 end
-if ARGV[9] == '' then
+if at_once then
+  -- no snapshots
+elseif ARGV[9] == '' then
   call('HDEL', FENCE, 'old:' .. source)
 elseif ARGV[9] ~= '=' then
   put('old:', ARGV[9])

@@ -1,7 +1,7 @@
 /*
  * offer.c
  *	  dq_offer and dq_offer_at: a row in the outbox, nothing else; Redis is not
- *	  asked.
+ *	  asked, unless the queue is not transactional.
  */
 #include "postgres.h"
 
@@ -82,6 +82,8 @@ dq_offer_record_as(DqQueue *queue, char op, int32 shard_no, bytea *payload, int6
 				 errmsg("queue \"%s\" keeps no index, so its tasks can have no key",
 						queue->relname),
 				 errhint("Set option index of the foreign table to \"on\".")));
+	if (queue->at_once)
+		return dq_offer_at_once(queue, payload, due, key);
 	if (queue->on_outage == DQ_OUTAGE_ERROR && dq_is_known_down(queue))
 		dq_raise_outage(queue);
 	DQ_POINT("offer.begin");

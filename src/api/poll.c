@@ -316,9 +316,9 @@ take_page(Poll *poll, int shard, int max)
 		return;
 	}
 	record_taken(poll, shard, token, polled.n - nbad);
+	DQ_POINT("poll.recorded");
 	dq_hold_written();
 	dq_hold_keep(token);
-	DQ_POINT("poll.recorded");
 	for (i = 0; i < polled.n; i++)
 		if (DatumGetPointer(values[i]) != NULL)
 		{

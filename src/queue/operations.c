@@ -162,17 +162,50 @@ dq_op_apply_send(DqRedis *redis, const DqKeys *keys, DqPage *page,
 	send_script(redis, DQ_SCRIPT_APPLY, keys, page->nargs, a);
 }
 
+static void
+read_applied(DqReply *reply, DqApplyResult *result)
+{
+	read_fence(reply, &result->fence);
+	result->applied = reply_int(reply, FENCE_ELEMENTS);
+	result->removed = reply_int(reply, FENCE_ELEMENTS + 1);
+	dq_reply_free(reply);
+}
+
 void
 dq_op_apply_result(DqRedis *redis, DqApplyResult *result, DqReply **error)
 {
 	DqReply    *reply = next_reply(redis, DQ_SCRIPT_APPLY, FENCE_ELEMENTS + 2, error);
 
-	if (!reply)
-		return;
-	read_fence(reply, &result->fence);
-	result->applied = reply_int(reply, FENCE_ELEMENTS);
-	result->removed = reply_int(reply, FENCE_ELEMENTS + 1);
-	dq_reply_free(reply);
+	if (reply)
+		read_applied(reply, result);
+}
+
+void
+dq_op_call(DqRedis *redis, const char *queue, const DqKeys *keys, DqPage *page,
+		   const DqCall *call, DqApplyResult *result)
+{
+	char		least[24],
+				process[24],
+				number[48],
+				node[24],
+				count[24];
+	DqArg	   *a = page->args;
+
+	snprintf(process, sizeof(process), "!%d", call->process);
+	snprintf(number, sizeof(number), UINT64_FORMAT "|" UINT64_FORMAT, call->life, call->number);
+	a[0] = DQ_ARG(call->session);
+	a[1] = ARG_INT(least, call->floor);
+	a[2] = DQ_ARG(call->source);
+	a[3] = DQ_ARG(process);
+	a[4] = DQ_ARG(number);
+	a[5] = DQ_ARG(call->place);
+	a[6] = DQ_ARG(call->producer ? "1" : "0");
+	a[7] = ARG_INT(node, call->node);
+	a[8] = DQ_ARG("=");
+	a[9] = DQ_ARG(call->index ? "1" : "0");
+	a[10] = ARG_INT(count, page->nops);
+	read_applied(call_script(redis, queue, DQ_SCRIPT_APPLY, keys, page->nargs, a,
+							 FENCE_ELEMENTS + 2), result);
 }
 
 /* ---- find ---- */

@@ -68,6 +68,7 @@ typedef struct DqQueue
 	int			nshards;
 	bool		producer;		/* role producer */
 	bool		index;
+	bool		at_once;		/* transactional off */
 	DqDestination destination;
 	DqOnOutage	on_outage;
 	int			remove_timeout; /* ms */
@@ -301,6 +302,23 @@ typedef struct DqApplyResult
 	int64		removed;
 } DqApplyResult;
 extern void dq_op_apply_result(DqRedis *redis, DqApplyResult *result, DqReply **error);
+
+/* A call of a queue that is not transactional: the same script, no fence. */
+typedef struct DqCall
+{
+	const char *session;		/* "": any */
+	int64		floor;
+	const char *source;
+	const char *place;
+	bool		producer;
+	int			node;
+	int			process;		/* number of the asking process */
+	uint64		life;			/* of the server, and number of the call in it: one */
+	uint64		number;			/* sent again is the same call */
+	bool		index;
+} DqCall;
+extern void dq_op_call(DqRedis *redis, const char *queue, const DqKeys *keys,
+					   DqPage *page, const DqCall *args, DqApplyResult *result);
 
 #define DQ_TOKEN_LEN 16
 

@@ -101,6 +101,8 @@ typedef struct DqCut
 	int			offers;
 	int			replayed;		/* rows that had been applied before */
 	int			moves;			/* offers of rescheduled tasks */
+	FullTransactionId last_xid; /* of its last row */
+	TimestampTz last_at;
 } DqCut;
 
 /* What is known of deliveries, and what of it is stored (marking.c) */
@@ -165,6 +167,7 @@ typedef struct DqShard
 	char	   *blame;			/* whose it is, not_owner */
 	bool		lease_elsewhere;	/* same source renews its lease in another place */
 	int64		lease_seen;		/* as it was at the first look */
+	TimestampTz owned_until;	/* by another's lease, as last seen */
 
 	/* holds (holds.c) */
 	bool		blockers_known; /* looked for since the session began */
@@ -310,7 +313,6 @@ extern void dq_shard_forget(DqShard *shard, DqShardState state);
 extern void dq_shard_adopt_fence(DqShard *shard, const DqFence *fence,
 								 const DqFenceRecord *record);
 extern char *dq_writer_stamp(uint32 tli, XLogRecPtr lsn);
-extern bool dq_writer_is_ours(const char *stamp, XLogRecPtr now);
 extern void dq_new_token(char *token);	/* 16 hex digits */
 
 /* batch.c */
