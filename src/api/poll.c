@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "compat.h"
 #include "relay/relay.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -26,7 +27,6 @@ PG_FUNCTION_INFO_V1(dq_poll_bytea);
 
 #define PAGE_ELEMENTS	100		/* of one script call and one hold */
 #define PAGE_BYTES		(512 * 1024)
-#define GIVEN_BACK_MS	50		/* so long for what others have given back */
 #define FROZEN_MS		100		/* between looks at a shard that stays not ready */
 #define LONGEST_WAIT_MS	(10 * 60 * 1000)	/* the statement's snapshot is held for as long */
 
@@ -259,7 +259,9 @@ take_page(Poll *poll, int shard, int max)
 	poll->args.max = max;
 	poll->args.max_bytes = PAGE_BYTES;
 	dq_hold_sent(token);
+	DQ_POINT("poll.send");
 	call_poll(poll, shard, 1, &polled);
+	DQ_POINT("poll.received");
 	if (!accept(poll, shard, &polled) || polled.n == 0)
 	{
 		dq_hold_void(token);
@@ -314,6 +316,7 @@ take_page(Poll *poll, int shard, int max)
 		return;
 	}
 	record_taken(poll, shard, token, polled.n - nbad);
+	DQ_POINT("poll.recorded");
 	dq_hold_written();
 	dq_hold_keep(token);
 	for (i = 0; i < polled.n; i++)
@@ -386,13 +389,13 @@ attempt(Poll *poll)
 /*
  * What was rolled back before this call is in front of the list again before it
  * begins: so the order is right for who polls after a rollback, the own one as well.
- * The bridge does it within milliseconds; one that cannot is not waited for long.
+ * The bridge does it within milliseconds; one that cannot is waited for as long as for
+ * a removal.
  */
 static void
 await_given_back(Poll *poll)
 {
 	uint64		rollbacks = dq_rollbacks();
-	TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), GIVEN_BACK_MS);
 	bool		by_hand = false;
 
 	for (;;)
@@ -407,11 +410,11 @@ await_given_back(Poll *poll)
 			done = !dq_stats_get(MyDatabaseId, poll->shard_no[i], &stats) ||
 				stats.session[0] == '\0' || stats.rollbacks >= rollbacks;
 		}
-		if (done || by_hand || GetCurrentTimestamp() >= until)
+		if (done || by_hand || GetCurrentTimestamp() >= poll->patience)
 			return;
 		CHECK_FOR_INTERRUPTS();
 		by_hand = !dq_bridge_alive(MyDatabaseId, poll->serverid);
-		dq_wait_for_relay(poll->serverid, by_hand ? poll->patience : until);
+		dq_wait_for_relay(poll->serverid, poll->patience);
 	}
 }
 

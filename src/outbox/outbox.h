@@ -66,6 +66,14 @@ extern XLogRecPtr dq_flush_point(void);
 /* Flush up to it, wait for the synchronous standby. false: the wait was cut short. */
 extern bool dq_flush_to(XLogRecPtr point);
 
+/* ---- lives.c: this data directory and its copies ---------------------------------- */
+
+#define DQ_LIFE_LEN 16			/* hex digits */
+
+extern bool dq_lives_look(bool make);
+extern const char *dq_life(void);	/* "-": has no name yet */
+extern int	dq_life_holds(const char *id, XLogRecPtr lsn);
+
 /* ---- shards.c: registry of shards --------------------------------------------- */
 
 typedef struct DqShardRow
@@ -236,6 +244,14 @@ extern void dq_resolution_store(const DqRow *element, const DqResolution *resolu
 /* false: not resolved yet */
 extern bool dq_resolution_get(const DqRow *element, DqResolution *resolution);
 
+/*
+ * Is the row with this transaction, number and instant in our outbox, which a fence
+ * names as the last one applied? 0: it is not ours; 1: yes; -1: it may have been
+ * in a table that was emptied.
+ */
+extern int	dq_outbox_has_written(int32 shard, FullTransactionId xid, int64 seq,
+								  TimestampTz at);
+
 /* ---- rotate.c ---------------------------------------------------------------------- */
 
 extern int	dq_outbox_current(void);	/* table that takes new rows */
@@ -247,6 +263,8 @@ extern Oid	dq_outbox_relation(int table);
  */
 extern TimestampTz dq_outbox_rotate(int64 window_ms);
 
+/* Was any table emptied since then? */
+extern bool dq_outbox_emptied_since(TimestampTz since, Snapshot snapshot);
 /* None of the tables is emptied before the end of this transaction. */
 extern void dq_outbox_keep(void);
 

@@ -153,6 +153,29 @@ dq_outbox_current(void)
 	return cached.current;
 }
 
+bool
+dq_outbox_emptied_since(TimestampTz since, Snapshot snapshot)
+{
+	Relation	rel = table_open(dq_extension_relation("dq_rotation"), AccessShareLock);
+	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, snapshot, 0, NULL);
+	HeapTuple	tuple;
+	bool		any = false;
+
+	while (!any && HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		bool		isnull;
+		TimestampTz at = DatumGetTimestampTz(heap_getattr(tuple, Anum_rotation_since,
+														  RelationGetDescr(rel), &isnull));
+		int			table = DatumGetInt32(heap_getattr(tuple, Anum_rotation_emptied,
+													   RelationGetDescr(rel), &isnull));
+
+		any = table >= 0 && at >= since;
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return any;
+}
+
 void
 dq_outbox_keep(void)
 {

@@ -539,3 +539,25 @@ dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest)
 	dq_outbox_scan_end(scan);
 	UnregisterSnapshot(snapshot);
 }
+
+int
+dq_outbox_has_written(int32 shard, FullTransactionId xid, int64 seq, TimestampTz at)
+{
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	FullTransactionId next = xid;
+	DqOutboxScan *scan;
+	DqRow		row;
+	int			result = 0;
+
+	FullTransactionIdAdvance(&next);
+	scan = dq_outbox_scan_begin(shard, next, next, snapshot);
+	dq_outbox_scan_seek(scan, shard, xid, next, seq - 1);
+	if (dq_outbox_scan_next(scan, &row, false) && row.seq == seq && row.at == at &&
+		dq_row_is_ours(&row))
+		result = 1;
+	dq_outbox_scan_end(scan);
+	if (result == 0 && dq_outbox_emptied_since(at, snapshot))
+		result = -1;
+	UnregisterSnapshot(snapshot);
+	return result;
+}

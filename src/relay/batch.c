@@ -64,6 +64,7 @@ set_seen(DqShard *shard, const DqSnapshot *snap)
 		snapshot_free(before);
 	MemoryContextSwitchTo(old);
 	shard->seen_here = true;
+	shard->seen_number++;
 	shard->stats.relayed_xmin = U64FromFullTransactionId(snap->xmax);
 	shard->publish = true;
 }

@@ -323,6 +323,13 @@ dq_bridge_catalogs(DqBridge *bridge)
 	source_relid = dq_extension_relation("dq_source");
 	losses_relid = dq_extension_relation("dq_losses");
 	source = dq_source_get(true);
+	if (dq_lives_look(bridge->own_xact))
+	{
+		/* named once it is committed */
+		end(bridge);
+		begin(bridge);
+		(void) dq_lives_look(false);
+	}
 	foreach(l, bridge->links)
 		set_source(lfirst(l), source);
 

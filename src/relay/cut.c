@@ -84,6 +84,14 @@ page_is_full(const DqPage *page)
 	return page->nops >= PAGE_OPS || page->bytes >= PAGE_BYTES;
 }
 
+static void
+note_row(const DqShard *shard, DqCut *cut, const DqRow *row)
+{
+	cut->replayed += dq_heal_is_replay(shard, row);
+	cut->last_xid = row->xid;
+	cut->last_at = row->at;
+}
+
 /*
  * The next page of the batch. Rows up to (after_last, after_seq) were applied
  * before the batch was found half done.
@@ -132,7 +140,7 @@ dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 					break;
 				}
 				rows++;
-				cut->replayed += dq_heal_is_replay(shard, &row);
+				note_row(shard, cut, &row);
 				last = group->last_seq;
 				seq = row.seq;
 			}
@@ -167,7 +175,7 @@ dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 				break;
 			}
 			rows++;
-			cut->replayed += dq_heal_is_replay(shard, &row);
+			note_row(shard, cut, &row);
 			last = group->last_seq;
 			seq = row.seq;
 			batch->cut_seq = row.seq;

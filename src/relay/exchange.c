@@ -177,7 +177,9 @@ send_page(DqLink *link, DqShard *shard)
 	header.source = link->source;
 	header.expect = shard->sent_position;
 	header.position = cut->position;
-	header.writer = link->writer;
+	/* the last row as a witness, see dq_outbox_has_written */
+	header.writer = psprintf("%s " UINT64_FORMAT " " INT64_FORMAT, link->writer,
+							 U64FromFullTransactionId(cut->last_xid), cut->last_at);
 	header.cur = cut->first ? dq_snapshot_out(shard->batch->cur) : NULL;
 	header.done = cut->done;
 	header.old = cut->done ? dq_batch_old(shard) : NULL;

@@ -355,7 +355,7 @@ wants_resolving(const DqShard *shard, TimestampTz now)
 	return shard->holds_due && shard->state == DQ_SHARD_OPEN && !shard->producer &&
 		shard->seen_here && shard->blocked_until <= now &&
 		(shard->holds_anew || (shard->holds_cursor[0] != '\0' && shard->holds_cursor[0] != '0') ||
-		 shard->holds_seen != shard->stats.relayed_xmin);
+		 shard->holds_seen != shard->seen_number);
 }
 
 bool
@@ -390,7 +390,7 @@ dq_holds_resolve(DqLink *link)
 		if (!wants_resolving(shard, now))
 			continue;
 		shard->holds_anew = false;
-		shard->holds_seen = shard->stats.relayed_xmin;
+		shard->holds_seen = shard->seen_number;
 		shard->holds_due = !resolve(link, shard);
 		if (!shard->holds_due && shard->stats.rollbacks != rollbacks)
 		{

@@ -101,6 +101,8 @@ typedef struct DqCut
 	int			offers;
 	int			replayed;		/* rows that had been applied before */
 	int			moves;			/* offers of rescheduled tasks */
+	FullTransactionId last_xid; /* of its last row */
+	TimestampTz last_at;
 } DqCut;
 
 /* What is known of deliveries, and what of it is stored (marking.c) */
@@ -149,6 +151,7 @@ typedef struct DqShard
 	DqSnapshot *prev;			/* the fence's */
 	DqSnapshot *old;
 	DqSnapshot *seen;			/* nothing undone up to here, known in memory only */
+	uint64		seen_number;	/* counts them: an abort moves no bound of one */
 	bool		seen_here;		/* seen is a snapshot that this process has taken */
 	bool		want_thaw;		/* relayed to a snapshot taken after entering */
 	uint64		completions;	/* xactCompletionCount when seen was taken */
@@ -164,6 +167,7 @@ typedef struct DqShard
 	char	   *blame;			/* whose it is, not_owner */
 	bool		lease_elsewhere;	/* same source renews its lease in another place */
 	int64		lease_seen;		/* as it was at the first look */
+	TimestampTz owned_until;	/* by another's lease, as last seen */
 
 	/* holds (holds.c) */
 	bool		blockers_known; /* looked for since the session began */
@@ -171,7 +175,7 @@ typedef struct DqShard
 	List	   *blockers;		/* FullTransactionIds: told true, and the hold is gone */
 	bool		holds_due;		/* look at them */
 	bool		holds_anew;		/* ... even if nothing more is applied */
-	uint64		holds_seen;		/* stats.relayed_xmin at the last look */
+	uint64		holds_seen;		/* seen_number at the last look */
 	char		holds_cursor[24];
 
 	/* due tasks */
@@ -309,7 +313,6 @@ extern void dq_shard_forget(DqShard *shard, DqShardState state);
 extern void dq_shard_adopt_fence(DqShard *shard, const DqFence *fence,
 								 const DqFenceRecord *record);
 extern char *dq_writer_stamp(uint32 tli, XLogRecPtr lsn);
-extern bool dq_writer_is_ours(const char *stamp, XLogRecPtr now);
 extern void dq_new_token(char *token);	/* 16 hex digits */
 
 /* batch.c */

@@ -244,6 +244,7 @@ typedef struct DqShardStats
 	char		owner_source[DQ_SOURCE_LEN + 1];
 	char		owner_host[64];
 	int64		lease_until;	/* ms since 1970, Redis clock; 0 unknown */
+	bool		owner_lives;	/* another place renews the lease of this source */
 } DqShardStats;
 
 /*
