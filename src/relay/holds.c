@@ -22,7 +22,7 @@
 #define LOOK_MS			20			/* between looks at those we wait for */
 #define MANY_TOKENS		100		/* of one script call */
 #define MANY_PAGES		20		/* of holds, in one step */
-#define MANY_TAKINGS	5		/* of the ready list, of one script call: each may have
+#define MANY_TAKINGS	10		/* of the ready list, of one script call: each may have
 								 * a page of elements */
 #define MOST_TAKINGS	100		/* of them, in one step */
 
