@@ -96,7 +96,7 @@ find_blockers(DqLink *link, DqShard *shard)
 	dq_link_begin(link);
 	MemoryContextSwitchTo(caller);
 	each = AllocSetContextCreate(caller, "dq_bridge row", ALLOCSET_DEFAULT_SIZES);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	now = dq_snapshot_take(snapshot);
 	InitDirtySnapshot(dirty);
 	/* those it names as running, and all beyond it */
@@ -272,6 +272,8 @@ put_takings_back(DqLink *link, DqShard *shard, Taking *takings, int n)
 	int			i,
 				m = 0;
 
+	if (n > 0)
+		dq_mark_put_back(shard);
 	qsort(takings, n, sizeof(Taking), taking_cmp);
 	for (i = 0; i < Min(n, MOST_TAKINGS) && shard->state == DQ_SHARD_OPEN; i++)
 	{

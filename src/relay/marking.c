@@ -95,6 +95,17 @@ list_is_past(const DqMarking *m, const DqFenceRecord *record)
 		m->pushed_then <= m->pushed - record->ready;
 }
 
+/*
+ * Elements are about to be put back in front of the ready list: what has been
+ * counted out of it says nothing any more.
+ */
+void
+dq_mark_put_back(DqShard *shard)
+{
+	replace(shard, &shard->marking.settled, NULL);
+	shard->marking.confirmed = false;
+}
+
 /* A status of our own session and version has come. */
 void
 dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
@@ -118,7 +129,9 @@ dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
 	if (record->held_due != PG_INT64_MAX)
 		due = Min(due, record->held_due - 1);
 	replace(shard, &m->applied, record->prev);
-	if (empty || (list && m->settled == NULL && record->ready_first[0] != '\0'))
+	/* what is polled may come back to the front */
+	if (empty || (list && m->settled == NULL && !record->polled &&
+				  record->ready_first[0] != '\0'))
 	{
 		replace(shard, &m->settled, record->prev);
 		m->due = due;
