@@ -154,6 +154,7 @@ typedef struct DqRow
  * that ids stay unique and in order when a promoted standby draws numbers again
  * that its primary had drawn (H20). Lock the queue (RowExclusive) before (PO 12).
  */
+#define DQ_ID_SEQ_BITS 40
 extern int64 dq_outbox_next(uint64 *id);
 /* Insert; xid, tli, at, source, place are filled here. Wakes the bridge at commit. */
 extern void dq_outbox_insert(DqRow *row, Oid serverid);

@@ -50,20 +50,18 @@ enum
 	Natts_outbox = Anum_outbox_token
 };
 
-#define ID_SEQ_BITS 40
-
 int64
 dq_outbox_next(uint64 *id)
 {
 	const DqSource *source = dq_source_get(true);
 	int64		seq = nextval_internal(dq_extension_relation("dq_outbox_seq"), false);
 
-	if (seq >> ID_SEQ_BITS != 0)
+	if (seq >> DQ_ID_SEQ_BITS != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
 				 errmsg("sequence \"dq_outbox_seq\" has left its range of 40 bits")));
 	*id = ((uint64) source->node << 48) |
-		((uint64) (dq_timeline() & 0xff) << ID_SEQ_BITS) | (uint64) seq;
+		((uint64) (dq_timeline() & 0xff) << DQ_ID_SEQ_BITS) | (uint64) seq;
 	return seq;
 }
 

@@ -169,6 +169,8 @@ extern int	dq_shard_of_key(const char *key, size_t len, int nshards);
 
 /* text -> UTF-8, bytea raw, json/jsonb text, row -> JSON, else output function */
 extern bytea *dq_payload_bytes(Datum value, Oid type);
+/* The same of a value of a column of the foreign table: a row by its output function */
+extern bytea *dq_column_bytes(Datum value, Oid type);
 /* Is it acceptable to the queue's payload column? raises 22P02 and kin */
 extern void dq_payload_check(const DqQueue *queue, const bytea *payload);
 /* Output text of a key in UTF-8; 22001 beyond 255 bytes; checks key column */
