@@ -300,6 +300,14 @@ my %come = (
 		my $old;
 		lose(@_, sub { $r->restore_state($old); }, sub { $old = $r->save_state; });
 	},
+	# one waits for a due task
+	arrival => sub {
+		my ($n, $point) = @_;
+		$session->run("INSERT INTO polled SELECT dq_poll('q4', 1000)");
+		$points->arm($point);
+		$session->send("INSERT INTO polled SELECT dq_poll('q4', 1, '5 s')");
+		$t->sql("SELECT offer('q4', '$n-w', '100 ms')");
+	},
 	# a backend relays by itself
 	hand => sub {
 		my ($n, $point) = @_;
@@ -375,6 +383,8 @@ my @plan = (
 	[ 'hold.waited', 'wait', @backend ],
 	[ 'restore.send', 'restore', @worker, @send ],
 	[ 'restore.received', 'restore', @worker ],
+	[ 'poll.wait', 'arrival', @backend ],
+	[ 'poll.looked', 'arrival', @backend ],
 	[ 'poll.send', 'poll', @backend, @send ],
 	[ 'poll.received', 'poll', @backend ],
 	[ 'poll.recorded', 'poll', @backend ],

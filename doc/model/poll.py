@@ -291,7 +291,7 @@ add('flush', 'holds', 'FLUSHALL and a loss with marks: nothing lost, nothing set
 add('loss2', 'holds', 'two losses, kill, marks', deep=True, elements='ab', marks=True, loss=2, kill=1, drop=1)
 add('past', 'holds', 'marks while the list is never empty, forgotten when something is put back; FLUSHALL', pollers=1,
     late='c', elements='ab', marks=True, flush=1, foreign=True, mark='past')
-add('past2', 'holds', 'the same, two pollers', deep=True, late='cd', elements='ab', most=1, marks=True, flush=1,
+add('past2', 'holds', 'the same, two pollers', deep=True, late='c', elements='ab', most=1, marks=True, flush=1,
     foreign=True, mark='past')
 add('past-kept', 'LOST', 'the same, the look at the list is kept when something is put back', pollers=1, late='c',
     elements='ab', marks=True, flush=1, foreign=True, mark='past', forget=False)

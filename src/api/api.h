@@ -36,6 +36,9 @@ extern char *dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *k
  * token: under which the task that it replaces was held, NULL: not. */
 extern char *dq_offer_record_as(DqQueue *queue, char op, int32 shard, bytea *payload,
 								int64 due, bytea *key, const char *token);
+/* Its checks, and the row for dq_outbox_insert; returns which shard, from 0. */
+extern int	dq_offer_prepare(DqQueue *queue, char op, int32 shard, bytea *payload, int64 due,
+							 bytea *key, const char *token, DqRow *row);
 /* The due instants that dq_offer and dq_offer_at accept. */
 extern int64 dq_due_of_delay(Interval *delay);
 /* Due instant of a delay counted from the clock now. */

@@ -372,6 +372,7 @@ attempt(Poll *poll)
 		poll->left[0] = 1;		/* the first taking tells */
 	else if (!look(poll))
 		return;
+	DQ_POINT("poll.looked");
 
 	/*
 	 * PO 12: the lock comes before the row's number. Only now: who waits stands in
@@ -461,6 +462,7 @@ poll_loop(Poll *poll)
 		}
 		if (now >= poll->deadline)
 			return;
+		DQ_POINT("poll.wait");
 		dq_arrivals_wait(&poll->target, poll->keys, poll->shard_no, poll->nshards,
 						 poll->deadline);
 	}

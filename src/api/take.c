@@ -343,7 +343,7 @@ retake_snapshot(Asking *asking)
 	if (asking->snapshot)
 		UnregisterSnapshot(asking->snapshot);
 	asking->snapshot = NULL;
-	asking->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	asking->snapshot = RegisterSnapshot(dq_fresh_snapshot());
 }
 
 /*

@@ -53,8 +53,11 @@ typedef struct DqSnapshot
 extern uint32 dq_timeline(void);
 extern DqSnapshot *dq_snapshot_take(Snapshot snapshot); /* palloc'd */
 /* What is committed now; in parallel mode, where PostgreSQL allows no new
- * snapshot, the statement's. Register it. */
+ * snapshot, the statement's. Register it. Reads of our tables by it make no two
+ * SERIALIZABLE transactions depend on each other. */
 extern Snapshot dq_fresh_snapshot(void);
+/* The same of one that was there: register it. */
+extern Snapshot dq_snapshot_unmarked(Snapshot snapshot);
 /* "" -> nothing visible; unreadable -> the same, and damaged */
 extern DqSnapshot *dq_snapshot_in(const char *text);
 extern char *dq_snapshot_out(const DqSnapshot *snap);
@@ -151,6 +154,7 @@ typedef struct DqRow
  * that ids stay unique and in order when a promoted standby draws numbers again
  * that its primary had drawn (H20). Lock the queue (RowExclusive) before (PO 12).
  */
+#define DQ_ID_SEQ_BITS 40
 extern int64 dq_outbox_next(uint64 *id);
 /* Insert; xid, tli, at, source, place are filled here. Wakes the bridge at commit. */
 extern void dq_outbox_insert(DqRow *row, Oid serverid);

@@ -37,7 +37,7 @@ bool
 dq_resolution_get(const DqRow *element, DqResolution *resolution)
 {
 	FullTransactionId next = element->xid;
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	DqOutboxScan *scan;
 	DqRow		row;
 	bool		found = false;

@@ -142,6 +142,7 @@ enum DqKeyNo					/* order of KEYS in every script */
 	DQ_KEY_TWINS,				/* dq:{N}:twins, keyless tasks with equal payloads */
 	DQ_KEY_HELD,				/* dq:{N}:held, tasks under a hold, ordered like pending ones */
 	DQ_KEY_GONE,				/* dq:{N}:gone, ids of other sources that were removed and are not here */
+	DQ_KEY_TAKEN,				/* dq:{N}:taken, elements of the ready list under a hold */
 	DQ_NUM_KEYS
 };
 
@@ -169,6 +170,8 @@ extern int	dq_shard_of_key(const char *key, size_t len, int nshards);
 
 /* text -> UTF-8, bytea raw, json/jsonb text, row -> JSON, else output function */
 extern bytea *dq_payload_bytes(Datum value, Oid type);
+/* The same of a value of a column of the foreign table: a row by its output function */
+extern bytea *dq_column_bytes(Datum value, Oid type);
 /* Is it acceptable to the queue's payload column? raises 22P02 and kin */
 extern void dq_payload_check(const DqQueue *queue, const bytea *payload);
 /* Output text of a key in UTF-8; 22001 beyond 255 bytes; checks key column */

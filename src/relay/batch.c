@@ -287,7 +287,7 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		return false;
 
 	dq_link_begin(link);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	scratch = AllocSetContextCreate(link->round, "dq_bridge rows", ALLOCSET_DEFAULT_SIZES);
 	MemoryContextSwitchTo(link->round);
 	cur = dq_snapshot_take(snapshot);

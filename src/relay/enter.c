@@ -395,7 +395,7 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 static void
 load_marks(List *shards)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	ListCell   *lc;
 
 	foreach(lc, shards)

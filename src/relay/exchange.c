@@ -260,19 +260,23 @@ send_status(DqLink *link, DqShard *shard)
 	dq_op_status_send(link->redis, &shard->keys, &args);
 }
 
-/* One page, one transfer, one look per shard and call: fair over shards. */
+/*
+ * One page, one transfer, one look per shard and call. When more shards want one than
+ * fit, the next call begins where this one stopped: fair over shards.
+ */
 bool
 dq_exchange_send(DqLink *link)
 {
+	int			nshards = list_length(link->shards);
+	int			i;
 	TimestampTz now = GetCurrentTimestamp();
 	int64		now_ms = dq_now_ms();
 	bool		sent = false;
 	bool		defers = any_defers(link);
-	ListCell   *lc;
 
-	foreach(lc, link->shards)
+	for (i = 0; i < nshards; i++)
 	{
-		DqShard    *shard = lfirst(lc);
+		DqShard    *shard = list_nth(link->shards, (link->send_from + i) % nshards);
 
 		if (link->nrequests + 3 > DQ_MAX_REQUESTS)
 			break;
@@ -326,6 +330,8 @@ dq_exchange_send(DqLink *link)
 			sent = true;
 		}
 	}
+	if (i < nshards)
+		link->send_from = (link->send_from + i) % nshards;
 	if (sent)
 		dq_redis_flush(link->redis);
 	return sent;

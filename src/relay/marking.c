@@ -95,6 +95,17 @@ list_is_past(const DqMarking *m, const DqFenceRecord *record)
 		m->pushed_then <= m->pushed - record->ready;
 }
 
+/*
+ * Elements are about to be put back in front of the ready list: what has been
+ * counted out of it says nothing any more.
+ */
+void
+dq_mark_put_back(DqShard *shard)
+{
+	replace(shard, &shard->marking.settled, NULL);
+	shard->marking.confirmed = false;
+}
+
 /* A status of our own session and version has come. */
 void
 dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
@@ -124,7 +135,9 @@ dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
 		due = Min(due, record->held_due - 1);
 	m->head = fence->next_due;
 	replace(shard, &m->applied, record->prev);
-	if (empty || (list && m->settled == NULL && record->ready_first[0] != '\0'))
+	/* what is polled may come back to the front */
+	if (empty || (list && m->settled == NULL && !record->polled &&
+				  record->ready_first[0] != '\0'))
 	{
 		replace(shard, &m->settled, record->prev);
 		m->due = due;

@@ -255,6 +255,7 @@ typedef struct DqLink
 	DqRedis    *subscription;	/* workers only */
 	bool		subscribed;
 	List	   *shards;			/* of DqShard */
+	int			send_from;		/* which of them is the next to send */
 	char		source[40];
 	int			node;
 	uint32		tli;
@@ -357,6 +358,7 @@ extern void dq_producers_wait(DqLink *link, DqShard *shard, const char *who);
 /* marking.c */
 extern void dq_mark_load(DqShard *shard, Snapshot snapshot);
 extern void dq_mark_forget(DqShard *shard);
+extern void dq_mark_put_back(DqShard *shard);
 extern void dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record);
 extern void dq_marks_store(DqLink *link);
 extern void dq_mark_back(DqLink *link, DqShard *shard);
