@@ -85,6 +85,7 @@ call('HDEL', INDEX, NOTHING)
 call('ZREM', TWINS, NOTHING)
 call('ZREM', HELD, NOTHING)
 call('HDEL', HOLD, NOTHING)
+call('HDEL', TAKEN, NOTHING)
 
 local added, removed, indexed = 0, 0, 0
 local zadd, hset, twins, dead = {}, {}, {}, {}
@@ -221,6 +222,7 @@ while at <= stop do
       if kind then n, known = take_write(ARGV[at + 1]) end
       if n > 0 then offer(ARGV[at + 2], ARGV[at + 3], payload, key) end
     elseif op == 'c' then
+      call('HDEL', TAKEN, ARGV[at + 1])
       if call('HDEL', HOLD, ARGV[at + 1]) == 1 then
         call('HINCRBY', FENCE, 'polled', -tonumber(ARGV[at + 2]))
       end

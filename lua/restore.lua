@@ -26,6 +26,7 @@ call('HINCRBY', FENCE, 'ver:' .. source, 1)
 call('ZREM', PENDING, NOTHING)
 call('ZREM', HELD, NOTHING)
 call('HDEL', HOLD, NOTHING)
+call('HDEL', TAKEN, NOTHING)
 local back, indexed = 0, 0
 for _, e in ipairs(list) do
   local n, known = back_write(e[1], e[2])

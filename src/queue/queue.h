@@ -142,6 +142,7 @@ enum DqKeyNo					/* order of KEYS in every script */
 	DQ_KEY_TWINS,				/* dq:{N}:twins, keyless tasks with equal payloads */
 	DQ_KEY_HELD,				/* dq:{N}:held, tasks under a hold, ordered like pending ones */
 	DQ_KEY_GONE,				/* dq:{N}:gone, ids of other sources that were removed and are not here */
+	DQ_KEY_TAKEN,				/* dq:{N}:taken, elements of the ready list under a hold */
 	DQ_NUM_KEYS
 };
 

@@ -22,7 +22,7 @@
 #define LOOK_MS			20			/* between looks at those we wait for */
 #define MANY_TOKENS		100		/* of one script call */
 #define MANY_PAGES		20		/* of holds, in one step */
-#define MANY_TAKINGS	5		/* of the ready list, of one script call: each may have
+#define MANY_TAKINGS	10		/* of the ready list, of one script call: each may have
 								 * a page of elements */
 #define MOST_TAKINGS	100		/* of them, in one step */
 
@@ -291,16 +291,21 @@ put_takings_back(DqLink *link, DqShard *shard, Taking *takings, int n)
 	}
 }
 
-/* true: all that has ended is put back; false: look again when more is applied */
+/*
+ * true: all that has ended is put back, and all ends to come are told to us; false:
+ * look again when more is applied. *back: the former alone.
+ */
 static bool
-resolve(DqLink *link, DqShard *shard)
+resolve(DqLink *link, DqShard *shard, bool *back)
 {
 	char	   *cursor = pstrdup(shard->holds_cursor[0] ? shard->holds_cursor : "0");
-	bool		settled = true;
+	bool		settled = true,
+				ended = true;
 	Taking	   *takings = NULL;
 	int			ntakings = 0;
 	int			pages;
 
+	*back = false;
 	for (pages = 0; pages < MANY_PAGES; pages++)
 	{
 		DqFence		fence;
@@ -322,8 +327,9 @@ resolve(DqLink *link, DqShard *shard)
 			if (!has_ended(link, shard, &holds[i]))
 			{
 				/* its row is on the way, or it goes on: an end is told to us */
-				settled &= holds[i].incarnation == dq_incarnation() &&
-					is_running(FullTransactionIdFromU64(holds[i].xid));
+				if (!is_running(FullTransactionIdFromU64(holds[i].xid)))
+					settled = ended = false;
+				settled &= holds[i].incarnation == dq_incarnation();
 				continue;
 			}
 			if (holds[i].kind == 'l')
@@ -347,7 +353,8 @@ resolve(DqLink *link, DqShard *shard)
 			break;
 	}
 	put_takings_back(link, shard, takings, ntakings);
-	return pages < MANY_PAGES && ntakings <= MOST_TAKINGS && settled;
+	*back = ended && pages < MANY_PAGES && ntakings <= MOST_TAKINGS;
+	return *back && settled;
 }
 
 /* Would a look show anything new? */
@@ -386,6 +393,7 @@ dq_holds_resolve(DqLink *link)
 	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
+		bool		back;
 
 		if (rollbacks != link->rollbacks)
 			shard->holds_due = shard->holds_anew = true;
@@ -393,8 +401,8 @@ dq_holds_resolve(DqLink *link)
 			continue;
 		shard->holds_anew = false;
 		shard->holds_seen = shard->seen_number;
-		shard->holds_due = !resolve(link, shard);
-		if (!shard->holds_due && shard->stats.rollbacks != rollbacks)
+		shard->holds_due = !resolve(link, shard, &back);
+		if (back && shard->stats.rollbacks != rollbacks)
 		{
 			shard->stats.rollbacks = rollbacks;
 			shard->publish = true;
