@@ -32,12 +32,13 @@ extern void dq_require_ours(const DqQueue *queue, const char *source, const char
 /* offer.c */
 /* Record an offer; returns the id's text. Rights are the caller's business. */
 extern char *dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key);
-/* The same for op DQ_OP_RESCHEDULE; shard >= 0: dq_shards.no where a keyless one goes. */
+/* The same for op DQ_OP_RESCHEDULE; shard >= 0: dq_shards.no where a keyless one goes;
+ * token: under which the task that it replaces was held, NULL: not. */
 extern char *dq_offer_record_as(DqQueue *queue, char op, int32 shard, bytea *payload,
-								int64 due, bytea *key);
+								int64 due, bytea *key, const char *token);
 /* Its checks, and the row for dq_outbox_insert; returns which shard, from 0. */
 extern int	dq_offer_prepare(DqQueue *queue, char op, int32 shard, bytea *payload, int64 due,
-							 bytea *key, DqRow *row);
+							 bytea *key, const char *token, DqRow *row);
 /* The due instants that dq_offer and dq_offer_at accept. */
 extern int64 dq_due_of_delay(Interval *delay);
 /* Due instant of a delay counted from the clock now. */
@@ -102,7 +103,9 @@ typedef struct DqMember
 	DqTake		take;			/* score, old, id, idlen: which; and what it is */
 	DqMemberState state;
 	DqSession	session;		/* in which it is held */
+	bool		again;			/* ask once more, without waiting */
 	bool		recorded;		/* its removal is */
+	bool		done;			/* its turn has come */
 } DqMember;
 
 extern int64 dq_member_due(const DqMember *member);
@@ -112,10 +115,18 @@ typedef struct DqTaker DqTaker;
 extern DqTaker *dq_taker_create(MemoryContext context, Oid relid);
 /* What is read of members lives in this context. */
 extern void dq_taker_page(DqTaker *taker, MemoryContext page);
-extern void dq_taker_take(DqTaker *taker, DqMember *members, int n);
+extern void dq_taker_take(DqTaker *taker, DqMember *members, int n, bool record);
 extern bool dq_taker_remove(DqTaker *taker, DqMember *member);
 /* Put back what was taken and not removed. */
 extern void dq_taker_release(DqTaker *taker, DqMember *members, int n);
+
+/* at_once.c: queues that are not transactional */
+/* The script runs before this returns. */
+extern char *dq_offer_at_once(DqQueue *queue, bytea *payload, int64 due, bytea *key);
+/* Take what an element names and remove it; with due, move it there: *id is the new
+ * id. UNKNOWN: key_only and no certain answer, nothing is done. */
+extern DqAnswer dq_take_at_once(Oid relid, bytea *element, bool key_only,
+								const int64 *due, uint64 *id);
 
 /* dq_remove: by key, id or payload */
 /* The row that removes exactly this member; hold: its token, or NULL */

@@ -74,6 +74,14 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 	int32		shard;
 
 	dq_require_not_producer(queue, "reschedule tasks");
+	if (queue->at_once)
+	{
+		uint64		id;
+
+		if (dq_take_at_once(relid, element, false, &due, &id) != DQ_ANSWER_TRUE)
+			return NULL;
+		return dq_id_out(due, id);
+	}
 	answer = dq_take_and_record(relid, element, false, &taken);
 	queue = dq_queue_get(relid);
 	dq_shards_resolve(queue);
@@ -97,7 +105,8 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 		return NULL;
 	}
 	DQ_POINT("reschedule.taken");
-	return dq_offer_record_as(queue, DQ_OP_RESCHEDULE, shard, payload, due, key);
+	return dq_offer_record_as(queue, DQ_OP_RESCHEDULE, shard, payload, due, key,
+							  taken.in_redis && !taken.is_own ? taken.token : NULL);
 }
 
 static Datum

@@ -12,6 +12,7 @@
 
 #include "access/subtrans.h"
 #include "access/transam.h"
+#include "access/xact.h"
 #include "miscadmin.h"
 #include "storage/condition_variable.h"
 #include "storage/lmgr.h"
@@ -54,7 +55,8 @@ dq_wait_for_holder(const DqHold *holder, const char *source, TimestampTz *deadli
 	 * Numbers that an earlier life of the server had given out and this one may give
 	 * out again belong to nobody we could wait for.
 	 */
-	if (holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid)
+	if ((holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid) &&
+		!TransactionIdIsCurrentTransactionId(XidFromFullTransactionId(wait)))
 	{
 		if (U64FromFullTransactionId(ReadNextFullTransactionId()) - holder->xid <
 			(UINT64CONST(1) << 31))

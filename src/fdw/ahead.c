@@ -20,7 +20,7 @@
 
 #include "fdw/modify.h"
 
-#define PAGE_ROWS	800
+#define PAGE_ROWS	1600
 #define PAGE_BYTES	(1024 * 1024)
 
 struct DqAhead
@@ -139,7 +139,7 @@ take_page(DqAhead *ahead)
 			DqModify   *modify = linitial(ahead->writers);
 
 			dq_taker_page(modify->taker, ahead->page);
-			dq_taker_take(modify->taker, ahead->members, n);
+			dq_taker_take(modify->taker, ahead->members, n, modify->ahead_of_turn);
 			return;
 		}
 	}
@@ -154,7 +154,7 @@ take_page(DqAhead *ahead)
 				members[n++] = ahead->members[i];
 		dq_taker_page(modify->taker, ahead->page);
 		if (n > 0)
-			dq_taker_take(modify->taker, members, n);
+			dq_taker_take(modify->taker, members, n, modify->ahead_of_turn);
 		for (int i = ahead->n - 1; i >= 0; i--)
 			if (ahead->owners[i] == modify)
 				ahead->members[i] = members[--n];

@@ -19,6 +19,23 @@
 #include "api/api.h"
 #include "fdw/modify.h"
 
+/*
+ * A trigger may keep a row from being deleted, and who asks for a few returned rows
+ * stops there, unless the statement is part of another one.
+ */
+static bool
+all_rows_are_reached(ModifyTableState *mtstate, const DqModify *modify)
+{
+	const ModifyTable *plan = (ModifyTable *) mtstate->ps.plan;
+	const TriggerDesc *triggers = modify->rel->trigdesc;
+
+	if (triggers && (modify->operation == CMD_DELETE ?
+					 triggers->trig_delete_before_row || triggers->trig_delete_after_row :
+					 triggers->trig_update_before_row || triggers->trig_update_after_row))
+		return false;
+	return plan->returningLists == NIL || !plan->canSetTag;
+}
+
 void
 dq_begin_change(ModifyTableState *mtstate, DqModify *modify, List *private)
 {
@@ -35,6 +52,7 @@ dq_begin_change(ModifyTableState *mtstate, DqModify *modify, List *private)
 	if (modify->operation == CMD_DELETE && returning != NIL)
 		modify->returning = dq_columns_describe(queue, RelationGetDescr(modify->rel), returning);
 	modify->taker = dq_taker_create(context, modify->relid);
+	modify->ahead_of_turn = all_rows_are_reached(mtstate, modify);
 	MemoryContextSwitchTo(old);
 	modify->ahead = dq_ahead_begin(mtstate, modify);
 }
@@ -153,6 +171,15 @@ new_task(DqModify *modify, DqQueue *queue, ResultRelInfo *rinfo, TupleTableSlot 
 		offered->payload = dq_column_bytes(value, modify->type[DQ_COL_PAYLOAD]);
 }
 
+static bool
+keys_equal(const bytea *a, const bytea *b)
+{
+	if (a == NULL || b == NULL)
+		return a == b;
+	return VARSIZE_ANY_EXHDR(a) == VARSIZE_ANY_EXHDR(b) &&
+		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
+}
+
 TupleTableSlot *
 dq_update(EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot, TupleTableSlot *plan)
 {
@@ -169,11 +196,19 @@ dq_update(EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot, TupleTable
 		DqQueue    *queue = dq_modify_queue(modify);
 		DqOffered	offered;
 		DqRow		row;
+		bool		same_key;
 
 		new_task(modify, queue, rinfo, slot, member, &offered);
-		offered.shard = dq_offer_prepare(queue, DQ_OP_RESCHEDULE,
+		/*
+		 * Under another key it is a new task, which replaces the one it finds there;
+		 * else it comes only where the old one was not replaced meanwhile.
+		 */
+		same_key = keys_equal(offered.key, member->take.key);
+		offered.shard = dq_offer_prepare(queue, same_key ? DQ_OP_RESCHEDULE : DQ_OP_OFFER,
 										 queue->shard_no[member->shard], offered.payload,
-										 offered.due, offered.key, &row);
+										 offered.due, offered.key,
+										 same_key && member->state == DQ_MEMBER_HELD ?
+										 member->take.token : NULL, &row);
 		offered.id = row.id;
 		if (dq_modify_is_seen(modify, rinfo))
 			dq_modify_show(modify, estate, rinfo, slot, &offered);

@@ -56,19 +56,36 @@ read_row(DqModify *modify, DqQueue *queue, TupleTableSlot *slot, DqOffered *offe
 										 DatumGetTimestampTz(value) : GetCurrentTimestamp());
 }
 
-static void
+/* false: no row is to be written, the task is in Redis (transactional off) */
+static bool
 prepare(DqModify *modify, EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot,
 		DqRow *row)
 {
 	DqQueue    *queue = dq_modify_queue(modify);
 	DqOffered	offered;
+	bool		at_once = queue->at_once;
 
 	read_row(modify, queue, slot, &offered);
-	offered.shard = dq_offer_prepare(queue, DQ_OP_OFFER, -1, offered.payload, offered.due,
-									 offered.key, row);
-	offered.id = row->id;
+	if (at_once)
+	{
+		char	   *id = dq_offer_record(queue, offered.payload, offered.due, offered.key);
+		bytea	   *foreign;
+
+		(void) dq_id_in(id, strlen(id), &offered.due, &offered.id, &foreign);
+		offered.shard = offered.key && queue->nshards > 1 ?
+			dq_shard_of_key(VARDATA_ANY(offered.key), VARSIZE_ANY_EXHDR(offered.key),
+							queue->nshards) :
+			(int) ((offered.id & ((UINT64CONST(1) << DQ_ID_SEQ_BITS) - 1)) % queue->nshards);
+	}
+	else
+	{
+		offered.shard = dq_offer_prepare(queue, DQ_OP_OFFER, -1, offered.payload, offered.due,
+										 offered.key, NULL, row);
+		offered.id = row->id;
+	}
 	if (dq_modify_is_seen(modify, rinfo))
 		dq_modify_show(modify, estate, rinfo, slot, &offered);
+	return !at_once;
 }
 
 TupleTableSlot *
@@ -80,8 +97,8 @@ dq_insert(EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot, TupleTable
 
 	MemoryContextReset(modify->row);
 	old = MemoryContextSwitchTo(modify->row);
-	prepare(modify, estate, rinfo, slot, &row);
-	dq_outbox_insert(&row, dq_modify_queue(modify)->serverid);
+	if (prepare(modify, estate, rinfo, slot, &row))
+		dq_outbox_insert(&row, dq_modify_queue(modify)->serverid);
 	MemoryContextSwitchTo(old);
 	return slot;
 }
@@ -94,13 +111,15 @@ dq_insert_batch(EState *estate, ResultRelInfo *rinfo, TupleTableSlot **slots,
 	DqModify   *modify = rinfo->ri_FdwState;
 	MemoryContext old;
 	DqRow	   *rows;
+	int			n = 0;
 
 	MemoryContextReset(modify->row);
 	old = MemoryContextSwitchTo(modify->row);
 	rows = palloc(*nslots * sizeof(DqRow));
 	for (int i = 0; i < *nslots; i++)
-		prepare(modify, estate, rinfo, slots[i], &rows[i]);
-	for (int i = 0; i < *nslots; i++)
+		if (prepare(modify, estate, rinfo, slots[i], &rows[n]))
+			n++;
+	for (int i = 0; i < n; i++)
 		dq_outbox_insert(&rows[i], dq_modify_queue(modify)->serverid);
 	MemoryContextSwitchTo(old);
 	return slots;

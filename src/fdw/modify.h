@@ -36,6 +36,7 @@ typedef struct DqModify
 	/* of UPDATE and DELETE */
 	DqTaker    *taker;
 	struct DqAhead *ahead;
+	bool		ahead_of_turn;	/* removals may be recorded before it comes */
 	bool		sets[DQ_NUM_COLS];	/* by UPDATE */
 	DqColumns  *returning;		/* of DELETE, NULL: nothing */
 } DqModify;

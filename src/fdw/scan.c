@@ -151,10 +151,9 @@ dq_scan_begin(ForeignScanState *node, int eflags)
 
 /*
  * The outbox is looked at as it is now, whatever the isolation level: a queue is
- * live. Not with SnapshotSelf: rows the running command inserts must stay
- * invisible, or SELECT dq_offer(...) FROM queue would never end. A parallel
- * query cannot take a new snapshot; the statement's own is then as good as it
- * gets.
+ * live. Rows the running command inserts must stay invisible, or SELECT
+ * dq_offer(...) FROM queue would never end. A parallel query cannot take a new
+ * snapshot; the statement's own is then as good as it gets.
  */
 static void
 take_snapshot(QueueScan *state, EState *estate)
@@ -162,8 +161,9 @@ take_snapshot(QueueScan *state, EState *estate)
 	if (state->snapshot)
 		UnregisterSnapshot(state->snapshot);
 	state->snapshot = NULL;
-	state->snapshot = RegisterSnapshot(IsInParallelMode() ? estate->es_snapshot :
-									   GetLatestSnapshot());
+	state->snapshot = RegisterSnapshot(IsInParallelMode() ?
+									   dq_snapshot_unmarked(estate->es_snapshot) :
+									   dq_fresh_snapshot());
 }
 
 static void
