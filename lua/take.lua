@@ -35,14 +35,36 @@ if open ~= 1 or session == '' then return answer(FROZEN, 0) end
 local window, at, hits, rank, wide = {}, 1, 0, nil, 4
 local last, last_prefix = nil, nil
 
-local function fill(...)
+local function fill(next, ...)
   window = call(...)
+  rank = next and next + #window / 2
   at, hits = 1, 0
+end
+
+-- Is the task at this rank behind the place?
+local function behind(r, d, prefix)
+  local m = call('ZRANGE', PENDING, r, r, 'WITHSCORES')
+  if not m[1] or tonumber(m[2]) > d then return true end
+  return tonumber(m[2]) == d and not before(sub(m[1], 1, #prefix), prefix)
+end
+
+-- Go on from the end of the window, in strides, among tasks of the same due instant.
+local function stride(d, prefix)
+  local from, step = rank or call('ZRANK', PENDING, window[#window - 1]) + 1, 4
+  while not behind(from + step - 1, d, prefix) do
+    from = from + step
+    step = step * 2
+  end
+  while step > 32 do
+    step = step / 2
+    if not behind(from + step - 1, d, prefix) then from = from + step end
+  end
+  fill(from, 'ZRANGE', PENDING, from, from + step - 1, 'WITHSCORES')
 end
 
 local function look(due, prefix)
   local d, long = tonumber(due), #prefix
-  local searched = false
+  local searched, placed = false, false
   if last and (d < last or (d == last and before(prefix, last_prefix))) then
     window, at, hits, rank, wide = {}, 1, 0, nil, 4
   end
@@ -61,23 +83,19 @@ local function look(due, prefix)
       end
       at = at + 2
     end
-    local n = #window / 2
-    if n > 0 and hits == n and not searched then
-      rank = rank or call('ZRANK', PENDING, window[#window - 1]) + 1
+    local n = #window
+    if placed or (searched and n < 2 * wide) then return nil end
+    if n > 0 and 2 * hits == n and not searched then
+      local from = rank or call('ZRANK', PENDING, window[n - 1]) + 1
       if wide < 128 then wide = wide * 4 end
-      fill('ZRANGE', PENDING, rank, rank + wide - 1, 'WITHSCORES')
-      rank = rank + #window / 2
-    elseif not searched then
-      searched = true
-      wide, rank = 4, nil
-      fill('ZRANGEBYSCORE', PENDING, due, '+inf', 'WITHSCORES', 'LIMIT', 0, wide)
-    elseif rank or #window < 2 * wide then
-      return nil
+      fill(from, 'ZRANGE', PENDING, from, from + wide - 1, 'WITHSCORES')
+    elseif n > 0 and tonumber(window[n]) == d then
+      stride(d, prefix)
+      placed = true
     else
-      -- behind the first few with this score
-      rank = lower_bound(PENDING, due, prefix)
-      fill('ZRANGE', PENDING, rank, rank + wide - 1, 'WITHSCORES')
-      rank = rank + #window / 2
+      searched = true
+      wide = 4
+      fill(nil, 'ZRANGEBYSCORE', PENDING, due, '+inf', 'WITHSCORES', 'LIMIT', 0, wide)
     end
   end
 end
