@@ -87,6 +87,26 @@ extern bool dq_wait_for_holder(const DqHold *holder, const char *source,
 /* An error of the exchange with Redis, of which an operation may know how to go on */
 extern bool dq_is_outage(int sqlstate);
 
+/* at_once.c: queues that are not transactional */
+/* The script runs before this returns. */
+extern char *dq_offer_at_once(DqQueue *queue, bytea *payload, int64 due, bytea *key);
+/* Take what an element names and remove it; with due, move it there: *id is the new
+ * id. UNKNOWN: key_only and no certain answer, nothing is done. */
+extern DqAnswer dq_take_at_once(Oid relid, bytea *element, bool key_only,
+								const int64 *due, uint64 *id);
+typedef struct DqOffering
+{
+	int64		due;
+	bytea	   *payload;
+	bytea	   *key;			/* NULL: keyless */
+} DqOffering;
+/* Remove what is held, and offer another task in its shard (NULL: none; *id is its
+ * new one's id). false: it is gone meanwhile, or Redis has lost it. */
+extern bool dq_finish_at_once(DqQueue *queue, const DqTaken *taken,
+							  const DqOffering *instead, uint64 *id);
+/* Once a session: that the queue is not transactional */
+extern void dq_tell_at_once(const DqQueue *queue);
+
 /* members.c: UPDATE and DELETE take tasks by their places, many at once */
 typedef enum DqMemberState
 {
@@ -116,17 +136,15 @@ extern DqTaker *dq_taker_create(MemoryContext context, Oid relid);
 /* What is read of members lives in this context. */
 extern void dq_taker_page(DqTaker *taker, MemoryContext page);
 extern void dq_taker_take(DqTaker *taker, DqMember *members, int n, bool record);
+/* Wait until it is certain: is it ours? */
+extern bool dq_taker_settle(DqTaker *taker, DqMember *member);
+/* The row that ends it, once; false: it is not pending any more. */
 extern bool dq_taker_remove(DqTaker *taker, DqMember *member);
+/* The same of a queue that is not transactional, with another task instead. */
+extern bool dq_taker_finish(DqTaker *taker, DqMember *member, const DqOffering *instead,
+							uint64 *id);
 /* Put back what was taken and not removed. */
 extern void dq_taker_release(DqTaker *taker, DqMember *members, int n);
-
-/* at_once.c: queues that are not transactional */
-/* The script runs before this returns. */
-extern char *dq_offer_at_once(DqQueue *queue, bytea *payload, int64 due, bytea *key);
-/* Take what an element names and remove it; with due, move it there: *id is the new
- * id. UNKNOWN: key_only and no certain answer, nothing is done. */
-extern DqAnswer dq_take_at_once(Oid relid, bytea *element, bool key_only,
-								const int64 *due, uint64 *id);
 
 /* dq_remove: by key, id or payload */
 /* The row that removes exactly this member; hold: its token, or NULL */

@@ -107,6 +107,15 @@ settle(DqTaker *taker, DqMember *member)
 	dq_taker_forget(taker);
 }
 
+bool
+dq_taker_settle(DqTaker *taker, DqMember *member)
+{
+	if (member->state == DQ_MEMBER_OPEN)
+		settle(taker, member);
+	return member->state != DQ_MEMBER_GONE &&
+		member->shard < dq_taker_queue(taker)->nshards;
+}
+
 /*
  * The row that ends the task, in this transaction. false: it was not pending any more.
  */
@@ -116,42 +125,73 @@ dq_taker_remove(DqTaker *taker, DqMember *member)
 	if (member->done)
 		return false;
 	member->done = true;
-	for (;;)
+	while (!member->recorded)
 	{
 		DqQueue    *queue;
 		int32		shard;
 
-		if (member->recorded)
-			break;
-		if (member->state == DQ_MEMBER_OPEN)
-			settle(taker, member);
-		if (member->state == DQ_MEMBER_GONE)
+		if (!dq_taker_settle(taker, member))
 			return false;
 		queue = dq_taker_queue(taker);
-		if (member->shard >= queue->nshards)
-			return false;
 		shard = queue->shard_no[member->shard];
 		/* by a trigger's or function's removal, since it was taken */
 		if (dq_own_has_removed(shard, member->take.member))
 			return false;
 		if (member->state == DQ_MEMBER_OWN)
-		{
 			dq_record_member(queue, shard, dq_member_due(member), member->take.member, NULL);
-			break;
-		}
 		/* PO 7: of a hold that Redis may have lost nothing is written */
-		if (dq_hold_writing(shard, &member->session))
+		else if (dq_hold_writing(shard, &member->session))
 		{
 			dq_record_member(queue, shard, dq_member_due(member), member->take.member,
 							 member->take.token);
 			dq_hold_written();
 			dq_hold_keep(member->take.token);
-			break;
 		}
-		member->state = DQ_MEMBER_OPEN;
-		member->take.answered = false;
+		else
+		{
+			member->state = DQ_MEMBER_OPEN;
+			member->take.answered = false;
+			continue;
+		}
+		member->recorded = true;
 	}
-	member->recorded = true;
+	return true;
+}
+
+bool
+dq_taker_finish(DqTaker *taker, DqMember *member, const DqOffering *instead, uint64 *id)
+{
+	if (member->done)
+		return false;
+	member->done = true;
+	while (!member->recorded)
+	{
+		DqQueue    *queue;
+		DqTaken		taken;
+
+		if (!dq_taker_settle(taker, member))
+			return false;
+		queue = dq_taker_queue(taker);
+		if (member->state == DQ_MEMBER_OWN)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("the task was offered in this transaction, before queue \"%s\" stopped being transactional",
+							queue->relname)));
+		memset(&taken, 0, sizeof(taken));
+		taken.in_redis = true;
+		taken.shard = queue->shard_no[member->shard];
+		taken.due = dq_member_due(member);
+		taken.member = member->take.member;
+		taken.key = member->take.key;
+		taken.session = member->session;
+		memcpy(taken.token, member->take.token, DQ_TOKEN_LEN);
+		member->recorded = dq_finish_at_once(queue, &taken, instead, id);
+		if (!member->recorded)
+		{
+			member->state = DQ_MEMBER_OPEN;
+			member->take.answered = false;
+		}
+	}
 	return true;
 }
 

@@ -51,6 +51,8 @@ dq_begin_change(ModifyTableState *mtstate, DqModify *modify, List *private)
 			list_member_int(list_nth(private, DQ_MODIFY_ATTRS), modify->column[role]);
 	if (modify->operation == CMD_DELETE && returning != NIL)
 		modify->returning = dq_columns_describe(queue, RelationGetDescr(modify->rel), returning);
+	if (queue->at_once)
+		dq_tell_at_once(queue);
 	modify->taker = dq_taker_create(context, modify->relid);
 	modify->ahead_of_turn = all_rows_are_reached(mtstate, modify);
 	MemoryContextSwitchTo(old);
@@ -93,7 +95,12 @@ dq_delete(EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot, TupleTable
 
 	MemoryContextReset(modify->row);
 	old = MemoryContextSwitchTo(modify->row);
-	removed = member && dq_taker_remove(modify->taker, member);
+	if (member == NULL)
+		removed = false;
+	else if (dq_modify_queue(modify)->at_once)
+		removed = dq_taker_finish(modify->taker, member, NULL, NULL);
+	else
+		removed = dq_taker_remove(modify->taker, member);
 	if (removed && rinfo->ri_projectReturning)
 	{
 		DqTask		task;
@@ -180,40 +187,74 @@ keys_equal(const bytea *a, const bytea *b)
 		memcmp(VARDATA_ANY(a), VARDATA_ANY(b), VARSIZE_ANY_EXHDR(a)) == 0;
 }
 
+/* The new task's row; the old one's is written. */
+static void
+record_new(DqModify *modify, DqQueue *queue, const DqMember *member, DqOffered *offered,
+		   DqRow *row)
+{
+	/*
+	 * Under another key it is a new task, which replaces the one it finds there; else
+	 * it comes only where the old one was not replaced meanwhile.
+	 */
+	bool		same_key = keys_equal(offered->key, member->take.key);
+
+	offered->shard = dq_offer_prepare(queue, same_key ? DQ_OP_RESCHEDULE : DQ_OP_OFFER,
+									  queue->shard_no[member->shard], offered->payload,
+									  offered->due, offered->key,
+									  same_key && member->state == DQ_MEMBER_HELD ?
+									  member->take.token : NULL, row);
+	offered->id = row->id;
+}
+
+/* transactional off: in one call, or first the new one, if it goes to another shard */
+static bool
+update_at_once(DqModify *modify, DqQueue *queue, DqMember *member, DqOffered *offered)
+{
+	DqOffering	instead = {offered->due, offered->payload, offered->key};
+	int			shard = member->shard;
+	char	   *id;
+	bytea	   *foreign;
+
+	if (offered->key && queue->nshards > 1)
+		shard = dq_shard_of_key(VARDATA_ANY(offered->key), VARSIZE_ANY_EXHDR(offered->key),
+								queue->nshards);
+	offered->shard = shard;
+	if (shard == member->shard)
+		return dq_taker_finish(modify->taker, member, &instead, &offered->id);
+	id = dq_offer_at_once(queue, offered->payload, offered->due, offered->key);
+	(void) dq_id_in(id, strlen(id), &offered->due, &offered->id, &foreign);
+	return dq_taker_finish(modify->taker, member, NULL, NULL);
+}
+
 TupleTableSlot *
 dq_update(EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot, TupleTableSlot *plan)
 {
 	DqModify   *modify = rinfo->ri_FdwState;
 	DqMember   *member = dq_ahead_member(modify->ahead, modify, plan);
 	MemoryContext old;
-	bool		removed;
+	bool		updated = false;
 
 	MemoryContextReset(modify->row);
 	old = MemoryContextSwitchTo(modify->row);
-	removed = member && dq_taker_remove(modify->taker, member);
-	if (removed)
+	if (member && !member->done && dq_taker_settle(modify->taker, member))
 	{
 		DqQueue    *queue = dq_modify_queue(modify);
 		DqOffered	offered;
 		DqRow		row;
-		bool		same_key;
 
 		new_task(modify, queue, rinfo, slot, member, &offered);
-		/*
-		 * Under another key it is a new task, which replaces the one it finds there;
-		 * else it comes only where the old one was not replaced meanwhile.
-		 */
-		same_key = keys_equal(offered.key, member->take.key);
-		offered.shard = dq_offer_prepare(queue, same_key ? DQ_OP_RESCHEDULE : DQ_OP_OFFER,
-										 queue->shard_no[member->shard], offered.payload,
-										 offered.due, offered.key,
-										 same_key && member->state == DQ_MEMBER_HELD ?
-										 member->take.token : NULL, &row);
-		offered.id = row.id;
-		if (dq_modify_is_seen(modify, rinfo))
+		if (queue->at_once)
+			updated = update_at_once(modify, queue, member, &offered);
+		else if (dq_taker_remove(modify->taker, member))
+		{
+			updated = true;
+			record_new(modify, dq_modify_queue(modify), member, &offered, &row);
+		}
+		if (updated && dq_modify_is_seen(modify, rinfo))
 			dq_modify_show(modify, estate, rinfo, slot, &offered);
-		dq_outbox_insert(&row, queue->serverid);
+		if (updated && !queue->at_once)
+			dq_outbox_insert(&row, queue->serverid);
 	}
 	MemoryContextSwitchTo(old);
-	return removed ? slot : NULL;
+	return updated ? slot : NULL;
 }
