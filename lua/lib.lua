@@ -1,12 +1,12 @@
 -- lib.lua: goes before every other script. Key names, the fence, members, the
 -- index. Nothing in here writes unless its name says so.
 --
--- KEYS (the same thirteen for every script, all in one hash slot): pending set,
+-- KEYS (the same fourteen for every script, all in one hash slot): pending set,
 -- ready list, channel, companion list, index, fence, hold, claim, quarantine,
--- owner, twins, held, gone.
+-- owner, twins, held, gone, taken.
 local PENDING, READY, CHANNEL, INDEX, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[5], KEYS[6]
 local HOLD, BAD, OWNER, TWINS = KEYS[7], KEYS[9], KEYS[10], KEYS[11]
-local HELD, GONE = KEYS[12], KEYS[13]
+local HELD, GONE, TAKEN = KEYS[12], KEYS[13], KEYS[14]
 local call, sub, byte, char = redis.call, string.sub, string.byte, string.char
 local floor = math.floor
 
@@ -25,6 +25,7 @@ local function types()
   return typed(PENDING, 'zset') or typed(INDEX, 'hash') or typed(FENCE, 'hash')
     or typed(TWINS, 'zset') or typed(BAD, 'hash') or typed(OWNER, 'hash')
     or typed(HOLD, 'hash') or typed(HELD, 'zset') or typed(GONE, 'zset')
+    or typed(TAKEN, 'hash')
 end
 
 local function counter(text)
@@ -265,9 +266,9 @@ end
 -- A held task is in HELD instead of PENDING, with its token behind the member. Its
 -- index entries stay; they do not count as `indexed` meanwhile. HOLD: token ->
 -- source|incarnation|xid|subxid|kind|dead|due|known| and the body: kind 'h' a task,
--- body its member; kind 'l' elements taken from the ready list, body each as Lc0, and
--- in the place of due a number that grows from one taking to the next. `polled` in
--- FENCE counts the elements under such holds.
+-- body its member; kind 'l' elements taken from the ready list, which lie in TAKEN under
+-- the same token, each as Lc0, and in the place of due a number that grows from one
+-- taking to the next. `polled` in FENCE counts the elements under such holds.
 -- A dead one (the task was replaced or removed by somebody else) has no body.
 
 local function record(source, incarnation, xid, subxid, kind, dead, due, known, body)
@@ -286,9 +287,9 @@ local function hold(token)
     head = sub(r, 1, at - 1)}
 end
 
--- The elements of a hold of kind 'l', in order.
-local function elements(body)
-  local at, items = 1, {}
+-- The elements under a hold of kind 'l', in order.
+local function elements(token)
+  local at, items, body = 1, {}, call('HGET', TAKEN, token) or ''
   while at <= #body do
     local item
     item, at = struct.unpack('Lc0', body, at)
@@ -323,20 +324,18 @@ local function back_write(token, h)
     if h.known and entry(h.body, h.due) then known = 1 end
     back = 1
   else
-    local items = elements(h.body)
-    for i = #items, 1, -1 do call('LPUSH', READY, items[i]) end
+    local items = elements(token)
     back = #items
+    local turned = {}
+    for i = 1, back do turned[i] = items[back + 1 - i] end
+    for i = 1, back, 1000 do
+      call('LPUSH', READY, unpack(turned, i, i + 999 < back and i + 999 or back))
+    end
+    call('HDEL', TAKEN, token)
     call('HINCRBY', FENCE, 'polled', -back)
   end
   call('HDEL', HOLD, token)
   return back, known
-end
-
--- WRITES. A relayed consumption ends its hold; what was taken is gone.
-local function consume_write(token)
-  local h = hold(token)
-  if h and h.kind == 'l' then call('HINCRBY', FENCE, 'polled', -#elements(h.body)) end
-  call('HDEL', HOLD, token)
 end
 
 -- The token that holds a member, or nil.
@@ -352,14 +351,13 @@ end
 local function remove_write(member, due, token)
   local h = token ~= '' and hold(token)
   if h then
-    if not h.dead then
-      call('ZREM', HELD, member .. token)
-      local kind, id, payload = parse(member)
-      if kind == 'n' then unindex_write(id, payload, h.due) end
-    end
+    -- a dead one stays until its transaction is known to have ended (goes_on)
+    if h.dead then return 0, 0 end
+    call('ZREM', HELD, member .. token)
+    local kind, id, payload = parse(member)
+    if kind == 'n' then unindex_write(id, payload, h.due) end
     call('HDEL', HOLD, token)
-    if not h.dead then return 1, 0 end
-    return 0, 0
+    return 1, 0
   end
   local n, known = take_write(member)
   if n == 0 then

@@ -8,7 +8,8 @@
 -- database, lease until (ms), Redis's clock (us), pending, holds, ready,
 -- quarantined, overdue, type of the ready key, due of the earliest held task, '1' if
 -- elements of the ready list may be held, digest of its first element, '1' if this
--- producer has reported for the session, producers that live (separated by spaces), held tasks and elements.
+-- producer has reported for the session, producers that live (separated by spaces), held tasks
+-- and elements.
 -- Cost: O(log N).
 local source = ARGV[1]
 local wrong = types()

@@ -242,6 +242,33 @@ is(($r->cmd('BLPOP', 'q', 10) || ['', 'nothing'])->[1], 'moved blind', 'and done
 $t->sync;
 is($t->sql('SELECT count(*) FROM q'), '0', 'once');
 
+# a move that commits after its task was replaced does not replace the successor (D2)
+offer('q', 'X', '1 hour', 'kx');
+$t->sync;
+$s->run('BEGIN');
+like($s->run("SELECT dq_reschedule('q', 'kx', '2 hours')"), qr/^\d/, 'moved, not committed');
+offer('q', 'Y', '1 hour', 'kx');
+$t->sync;
+$s->run('COMMIT');
+$t->sync;
+is(payloads('q'), 'Y', 'a newer offer of the key stays');
+free_ok('q', 'replaced while it was moved');
+# and a keyless one that a recorded removal has taken meanwhile does not come back
+offer('q', 'keyless', '1 hour');
+$t->sync;
+$s->run('BEGIN');
+like($s->run("SELECT dq_reschedule('q', 'keyless', '2 hours')"), qr/^\d/, 'moved, not committed');
+$r->freeze;
+is($t->sql("SELECT dq_remove('q', 'keyless') IS NULL"), 't', 'removed without an answer');
+$r->thaw;
+$t->sync;
+$s->run('COMMIT');
+$t->sync;
+is(payloads('q'), 'Y', 'the removal that committed first counts');
+free_ok('q', 'removed while it was moved');
+is($t->sql("SELECT dq_remove('q', 'kx')"), 't', 'removed');
+$t->sync;
+
 # ---- two-phase commit, restart ------------------------------------------------------
 
 offer('q', "pp$_", '1 hour', "k$_") for 1 .. 4;

@@ -32,9 +32,13 @@ extern void dq_require_ours(const DqQueue *queue, const char *source, const char
 /* offer.c */
 /* Record an offer; returns the id's text. Rights are the caller's business. */
 extern char *dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *key);
-/* The same for op DQ_OP_RESCHEDULE; shard >= 0: dq_shards.no where a keyless one goes. */
+/* The same for op DQ_OP_RESCHEDULE; shard >= 0: dq_shards.no where a keyless one goes;
+ * token: under which the task that it replaces was held, NULL: not. */
 extern char *dq_offer_record_as(DqQueue *queue, char op, int32 shard, bytea *payload,
-								int64 due, bytea *key);
+								int64 due, bytea *key, const char *token);
+/* Its checks, and the row for dq_outbox_insert; returns which shard, from 0. */
+extern int	dq_offer_prepare(DqQueue *queue, char op, int32 shard, bytea *payload, int64 due,
+							 bytea *key, const char *token, DqRow *row);
 /* The due instants that dq_offer and dq_offer_at accept. */
 extern int64 dq_due_of_delay(Interval *delay);
 /* Due instant of a delay counted from the clock now. */
@@ -75,9 +79,19 @@ extern void dq_wait_for_relay(Oid serverid, TimestampTz deadline);
 /* Key before id before payload, then the earliest due. */
 extern bool dq_found_is_better(char how, int64 due, char than_how, int64 than_due);
 
+/* at_once.c: queues that are not transactional */
+/* The script runs before this returns. */
+extern char *dq_offer_at_once(DqQueue *queue, bytea *payload, int64 due, bytea *key);
+/* Take what an element names and remove it; with due, move it there: *id is the new
+ * id. UNKNOWN: key_only and no certain answer, nothing is done. */
+extern DqAnswer dq_take_at_once(Oid relid, bytea *element, bool key_only,
+								const int64 *due, uint64 *id);
+
 /* dq_remove: by key, id or payload */
 extern DqAnswer dq_remove_element(DqQueue *queue, bytea *element);
-/* reschedule.c: the new id, NULL: not pending, or no certain answer and recorded */
+/* reschedule.c: payload bytes of a member in either of Redisson's packings */
+extern bytea *dq_member_payload(const bytea *member);
+/* the new id, NULL: not pending, or no certain answer and recorded */
 extern char *dq_reschedule_element(DqQueue *queue, bytea *element, int64 due);
 /* For triggers: the task with this key and no other; an outage never raises,
  * whatever on_outage says. */

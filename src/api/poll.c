@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "compat.h"
 #include "relay/relay.h"
+#include "shared/points.h"
 
 #include "access/xact.h"
 #include "fmgr.h"
@@ -17,6 +18,7 @@
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
@@ -24,8 +26,7 @@ PG_FUNCTION_INFO_V1(dq_poll);
 PG_FUNCTION_INFO_V1(dq_poll_bytea);
 
 #define PAGE_ELEMENTS	100		/* of one script call and one hold */
-#define PAGE_BYTES		(512 * 1024)
-#define GIVEN_BACK_MS	50		/* so long for what others have given back */
+#define PAGE_BYTES		(128 * 1024)
 #define FROZEN_MS		100		/* between looks at a shard that stays not ready */
 #define LONGEST_WAIT_MS	(10 * 60 * 1000)	/* the statement's snapshot is held for as long */
 
@@ -73,10 +74,12 @@ refuse_if_down(Poll *poll)
 static void
 read_queue(Poll *poll)
 {
-	DqQueue    *queue = dq_queue_get(poll->relid);
+	DqQueue    *queue;
 	DqServer   *server;
 	int			i;
 
+	AcceptInvalidationMessages();
+	queue = dq_queue_get(poll->relid);
 	dq_require(queue, ACL_DELETE | ACL_SELECT);
 	dq_require_not_producer(queue, "poll");
 	if (queue->destination != DQ_DEST_LIST)
@@ -106,7 +109,7 @@ read_queue(Poll *poll)
 		dq_keys_make(&poll->keys[i], dq_shard_name(queue->name, queue->nshards, i));
 		/* none yet: the script says so, or whose the shard is */
 		if (!dq_session_get(MyDatabaseId, poll->shard_no[i], poll->sessions[i].session,
-							&poll->sessions[i].floor))
+							&poll->sessions[i].floor, &poll->sessions[i].epoch))
 			poll->sessions[i].session[0] = '\0';
 	}
 	poll->frozen = poll->holds = false;
@@ -133,32 +136,12 @@ accept(Poll *poll, int shard, const DqPolled *polled)
 }
 
 /*
- * Is there anything? Without a transaction id, so that waiting costs none. One round
- * trip.
- */
-static bool
-look(Poll *poll)
-{
-	DqPolled   *polled = palloc0(poll->nshards * sizeof(DqPolled));
-	bool		any = false;
-	int			i;
-
-	poll->args.token = NULL;
-	dq_op_poll(dq_redis_get(&poll->target), poll->queue->relname, poll->keys, poll->nshards,
-			   poll->sessions, &poll->args, polled);
-	for (i = 0; i < poll->nshards; i++)
-		any |= accept(poll, i, &polled[i]) && polled[i].left > 0;
-	return any;
-}
-
-/* ---- taking ---- */
-
-/*
- * One script call. If the connection is lost over it nobody knows whether it was
- * executed: once more under the same token, which gives the same elements.
+ * Ask n shards, from that one on. If the connection is lost over it nobody knows
+ * whether the script was executed: once more under the same token, which gives the
+ * same elements.
  */
 static void
-call_poll(Poll *poll, int shard, DqPolled *polled)
+call_poll(Poll *poll, int shard, int n, DqPolled *polled)
 {
 	MemoryContext caller = CurrentMemoryContext;
 	TimestampTz began = GetCurrentTimestamp();
@@ -170,7 +153,7 @@ call_poll(Poll *poll, int shard, DqPolled *polled)
 		PG_TRY();
 		{
 			dq_op_poll(dq_redis_get(&poll->target), poll->queue->relname,
-					   &poll->keys[shard], 1, &poll->sessions[shard], &poll->args, polled);
+					   &poll->keys[shard], n, &poll->sessions[shard], &poll->args, polled);
 			done = true;
 		}
 		PG_CATCH();
@@ -186,6 +169,26 @@ call_poll(Poll *poll, int shard, DqPolled *polled)
 		PG_END_TRY();
 	}
 }
+
+/*
+ * Is there anything? Without a transaction id, so that waiting costs none. One round
+ * trip.
+ */
+static bool
+look(Poll *poll)
+{
+	DqPolled   *polled = palloc0(poll->nshards * sizeof(DqPolled));
+	bool		any = false;
+	int			i;
+
+	poll->args.token = NULL;
+	call_poll(poll, 0, poll->nshards, polled);
+	for (i = 0; i < poll->nshards; i++)
+		any |= accept(poll, i, &polled[i]) && polled[i].left > 0;
+	return any;
+}
+
+/* ---- taking ---- */
 
 /*
  * What cannot be given out goes to quarantine, else it would come back with each
@@ -212,9 +215,9 @@ reject(Poll *poll, int shard, int of, const int *which, int n)
 	return true;
 }
 
-/* The row that consumes what is under the token. */
+/* The row that consumes the n elements under the token. */
 static void
-record_taken(Poll *poll, int shard, const char *token)
+record_taken(Poll *poll, int shard, const char *token, int n)
 {
 	bytea	   *value = palloc(VARHDRSZ + DQ_TOKEN_LEN);
 	DqRow		row;
@@ -225,6 +228,7 @@ record_taken(Poll *poll, int shard, const char *token)
 	row.seq = dq_outbox_next(&row.id);
 	row.shard = poll->shard_no[shard];
 	row.op = DQ_OP_CONSUME;
+	row.due = n;
 	row.token = value;
 	dq_outbox_insert(&row, poll->serverid);
 	/* messages may have been processed meanwhile */
@@ -255,7 +259,9 @@ take_page(Poll *poll, int shard, int max)
 	poll->args.max = max;
 	poll->args.max_bytes = PAGE_BYTES;
 	dq_hold_sent(token);
-	call_poll(poll, shard, &polled);
+	DQ_POINT("poll.send");
+	call_poll(poll, shard, 1, &polled);
+	DQ_POINT("poll.received");
 	if (!accept(poll, shard, &polled) || polled.n == 0)
 	{
 		dq_hold_void(token);
@@ -302,14 +308,15 @@ take_page(Poll *poll, int shard, int max)
 	 * later does not matter: what is given out now may come again when Redis has lost
 	 * data, as G3 says of everything that was taken; raising would not prevent it.
 	 */
-	if (!dq_hold_writing(poll->shard_no[shard], poll->sessions[shard].session))
+	if (!dq_hold_writing(poll->shard_no[shard], &poll->sessions[shard]))
 	{
 		poll->frozen = true;
 		poll->left[shard] = 0;
 		MemoryContextSwitchTo(caller);
 		return;
 	}
-	record_taken(poll, shard, token);
+	record_taken(poll, shard, token, polled.n - nbad);
+	DQ_POINT("poll.recorded");
 	dq_hold_written();
 	dq_hold_keep(token);
 	for (i = 0; i < polled.n; i++)
@@ -365,6 +372,7 @@ attempt(Poll *poll)
 		poll->left[0] = 1;		/* the first taking tells */
 	else if (!look(poll))
 		return;
+	DQ_POINT("poll.looked");
 
 	/*
 	 * PO 12: the lock comes before the row's number. Only now: who waits stands in
@@ -382,13 +390,13 @@ attempt(Poll *poll)
 /*
  * What was rolled back before this call is in front of the list again before it
  * begins: so the order is right for who polls after a rollback, the own one as well.
- * The bridge does it within milliseconds; one that cannot is not waited for long.
+ * The bridge does it within milliseconds; one that cannot is waited for as long as for
+ * a removal.
  */
 static void
 await_given_back(Poll *poll)
 {
 	uint64		rollbacks = dq_rollbacks();
-	TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), GIVEN_BACK_MS);
 	bool		by_hand = false;
 
 	for (;;)
@@ -403,11 +411,11 @@ await_given_back(Poll *poll)
 			done = !dq_stats_get(MyDatabaseId, poll->shard_no[i], &stats) ||
 				stats.session[0] == '\0' || stats.rollbacks >= rollbacks;
 		}
-		if (done || by_hand || GetCurrentTimestamp() >= until)
+		if (done || by_hand || GetCurrentTimestamp() >= poll->patience)
 			return;
 		CHECK_FOR_INTERRUPTS();
 		by_hand = !dq_bridge_alive(MyDatabaseId, poll->serverid);
-		dq_wait_for_relay(poll->serverid, by_hand ? poll->patience : until);
+		dq_wait_for_relay(poll->serverid, poll->patience);
 	}
 }
 
@@ -454,6 +462,7 @@ poll_loop(Poll *poll)
 		}
 		if (now >= poll->deadline)
 			return;
+		DQ_POINT("poll.wait");
 		dq_arrivals_wait(&poll->target, poll->keys, poll->shard_no, poll->nshards,
 						 poll->deadline);
 	}

@@ -81,7 +81,7 @@ record_taken(DqQueue *queue, DqTaken *taken)
 		 * for rows that are being written, and then reads which open transactions
 		 * rely on holds.
 		 */
-		if (!dq_hold_writing(taken->shard, taken->session.session))
+		if (!dq_hold_writing(taken->shard, &taken->session))
 			return false;
 		record_member(queue, taken->shard, taken->due, taken->member, taken->token);
 		dq_hold_written();
@@ -126,7 +126,11 @@ remove_task(DqQueue *queue, bytea *element, bool key_only)
 	DqAnswer	answer;
 
 	dq_require_not_producer(queue, "remove tasks");
-	answer = dq_take_and_record(relid, element, key_only, &taken);
+	memset(&taken, 0, sizeof(taken));
+	if (queue->at_once)
+		answer = dq_take_at_once(relid, element, key_only, NULL, NULL);
+	else
+		answer = dq_take_and_record(relid, element, key_only, &taken);
 	queue = dq_queue_get(relid);
 	dq_shards_resolve(queue);
 	if (answer == DQ_ANSWER_UNKNOWN && !taken.is_own)

@@ -67,6 +67,24 @@ patient_target(Asking *asking)
 	return target;
 }
 
+/*
+ * Were we promoted, and is the old primary's lease not over yet? Then there is no
+ * certain answer for a moment, but the queue is ours. If that lease is being
+ * renewed, the other one lives, and this is a copy.
+ */
+static bool
+is_taking_over(Asking *asking, int shard)
+{
+	const DqFound *found = &asking->found[shard];
+	const char *last = found->cur[0] ? found->cur : found->prev;
+	DqShardStats stats;
+
+	return strcmp(found->owner_source, dq_source_get(true)->id) == 0 &&
+		last[0] != '\0' && strtoul(last, NULL, 10) < dq_timeline() &&
+		!(dq_stats_get(MyDatabaseId, asking->queue->shard_no[shard], &stats) &&
+		  stats.owner_lives);
+}
+
 /* Key before id before payload, then the earliest due. */
 bool
 dq_found_is_better(char how, int64 due, char than_how, int64 than_due)
@@ -90,7 +108,8 @@ get_sessions(Asking *asking)
 	{
 		DqSession  *s = &asking->sessions[i];
 
-		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i], s->session, &s->floor))
+		if (!dq_session_get(MyDatabaseId, asking->queue->shard_no[i], s->session, &s->floor,
+							&s->epoch))
 			s->session[0] = '\0';
 	}
 }
@@ -106,7 +125,8 @@ accept(Asking *asking, int from, int to)
 	{
 		DqFound    *f = &asking->found[i];
 
-		dq_require_ours(asking->queue, f->owner_source, f->owner_place);
+		if (!is_taking_over(asking, i))
+			dq_require_ours(asking->queue, f->owner_source, f->owner_place);
 		if (f->fence.status != DQ_OK)
 			ready = false;
 		else
@@ -128,10 +148,11 @@ static void
 release(Asking *asking, DqRedis *redis, int shard)
 {
 	DqFence		fence;
+	int			left;
 
 	(void) dq_op_restore(redis, asking->queue->relname, &asking->keys[shard],
 						 asking->sessions[shard].session, asking->sessions[shard].floor,
-						 asking->args.source, asking->token, 1, &fence);
+						 asking->args.source, asking->token, 1, &fence, &left);
 }
 
 /* Exactly this member, in a shard that was only looked at. */
@@ -323,7 +344,7 @@ retake_snapshot(Asking *asking)
 	if (asking->snapshot)
 		UnregisterSnapshot(asking->snapshot);
 	asking->snapshot = NULL;
-	asking->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	asking->snapshot = RegisterSnapshot(dq_fresh_snapshot());
 }
 
 /*
@@ -350,7 +371,8 @@ wait_for_holder(Asking *asking, int where)
 	 * Numbers that an earlier life of the server had given out and this one may give
 	 * out again belong to nobody we could wait for.
 	 */
-	if (holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid)
+	if ((holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid) &&
+		!TransactionIdIsCurrentTransactionId(XidFromFullTransactionId(wait)))
 	{
 		if (U64FromFullTransactionId(ReadNextFullTransactionId()) - holder->xid <
 			(UINT64CONST(1) << 31))

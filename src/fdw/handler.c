@@ -8,6 +8,7 @@
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
+#include "fdw/modify.h"
 #include "fdw/pushdown.h"
 #include "queue/options.h"
 
@@ -30,12 +31,6 @@ get_row_mark_type(RangeTblEntry *rte, LockClauseStrength strength)
 	return ROW_MARK_COPY;
 }
 
-static int
-is_rel_updatable(Relation rel)
-{
-	return 0;
-}
-
 Datum
 dq_fdw_handler(PG_FUNCTION_ARGS)
 {
@@ -46,13 +41,23 @@ dq_fdw_handler(PG_FUNCTION_ARGS)
 	routine->GetForeignUpperPaths = dq_get_upper_paths;
 	routine->GetForeignPlan = dq_get_plan;
 	routine->GetForeignRowMarkType = get_row_mark_type;
-	routine->IsForeignRelUpdatable = is_rel_updatable;
 	routine->ExplainForeignScan = dq_explain_scan;
 
 	routine->BeginForeignScan = dq_scan_begin;
 	routine->IterateForeignScan = dq_scan_iterate;
 	routine->ReScanForeignScan = dq_scan_rescan;
 	routine->EndForeignScan = dq_scan_end;
+
+	/* writing: modify.h */
+	routine->IsForeignRelUpdatable = dq_is_updatable;
+	routine->PlanForeignModify = dq_plan_modify;
+	routine->BeginForeignModify = dq_begin_modify;
+	routine->ExecForeignInsert = dq_insert;
+	routine->ExecForeignBatchInsert = dq_insert_batch;
+	routine->GetForeignModifyBatchSize = dq_batch_size;
+	routine->EndForeignModify = dq_end_modify;
+	routine->BeginForeignInsert = dq_begin_insert;
+	routine->EndForeignInsert = dq_end_modify;
 
 	PG_RETURN_POINTER(routine);
 }

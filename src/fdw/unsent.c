@@ -138,7 +138,8 @@ note_row(DqUnsent *unsent, const DqRow *row, const DqSnapshot *cur)
 		offer->table = row->table;
 	}
 	/* a deferred reschedule leaves the task pending, a poll takes none */
-	if (row->op == DQ_OP_RESCHEDULE_ELEMENT || row->op == DQ_OP_CONSUME)
+	if (row->op == DQ_OP_RESCHEDULE_ELEMENT || row->op == DQ_OP_MOVE_NAMED ||
+		row->op == DQ_OP_CONSUME)
 		return;
 	if (!dq_row_offers(row) || row->key)
 	{
@@ -149,11 +150,11 @@ note_row(DqUnsent *unsent, const DqRow *row, const DqSnapshot *cur)
 		op = &unsent->ops[unsent->nops++];
 		op->xid = xid;
 		op->seq = row->seq;
-		op->op = dq_row_offers(row) ? DQ_OP_OFFER : row->op;
+		op->op = dq_row_offers(row) ? DQ_OP_OFFER : row->member ? DQ_OP_REMOVE : row->op;
 		op->due = row->due;
 		op->id = row->id;
 		old = MemoryContextSwitchTo(unsent->context);
-		op->bytes = dq_unsent_copy(row->op == DQ_OP_REMOVE ? row->member : row->key);
+		op->bytes = dq_unsent_copy(row->member ? row->member : row->key);
 		MemoryContextSwitchTo(old);
 	}
 }

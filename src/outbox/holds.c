@@ -112,9 +112,9 @@ dq_hold_keep(const char *token)
  * Around the row that relies on a hold; false: do not write it, ask anew.
  */
 bool
-dq_hold_writing(int32 shard, const char *session)
+dq_hold_writing(int32 shard, const DqSession *session)
 {
-	if (!dq_session_writing(MyDatabaseId, shard, session))
+	if (!dq_session_writing(MyDatabaseId, shard, session->session, session->epoch))
 		return false;
 	writing = shard;
 	return true;

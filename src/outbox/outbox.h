@@ -53,8 +53,11 @@ typedef struct DqSnapshot
 extern uint32 dq_timeline(void);
 extern DqSnapshot *dq_snapshot_take(Snapshot snapshot); /* palloc'd */
 /* What is committed now; in parallel mode, where PostgreSQL allows no new
- * snapshot, the statement's. Register it. */
+ * snapshot, the statement's. Register it. Reads of our tables by it make no two
+ * SERIALIZABLE transactions depend on each other. */
 extern Snapshot dq_fresh_snapshot(void);
+/* The same of one that was there: register it. */
+extern Snapshot dq_snapshot_unmarked(Snapshot snapshot);
 /* "" -> nothing visible; unreadable -> the same, and damaged */
 extern DqSnapshot *dq_snapshot_in(const char *text);
 extern char *dq_snapshot_out(const DqSnapshot *snap);
@@ -65,6 +68,14 @@ extern bool dq_snapshot_covers(const DqSnapshot *a, const DqSnapshot *b);
 extern XLogRecPtr dq_flush_point(void);
 /* Flush up to it, wait for the synchronous standby. false: the wait was cut short. */
 extern bool dq_flush_to(XLogRecPtr point);
+
+/* ---- lives.c: this data directory and its copies ---------------------------------- */
+
+#define DQ_LIFE_LEN 16			/* hex digits */
+
+extern bool dq_lives_look(bool make);
+extern const char *dq_life(void);	/* "-": has no name yet */
+extern int	dq_life_holds(const char *id, XLogRecPtr lsn);
 
 /* ---- shards.c: registry of shards --------------------------------------------- */
 
@@ -105,10 +116,15 @@ extern HeapTuple dq_store_find(Relation rel, Snapshot snapshot, Oid serverid,
 #define DQ_OP_OFFER 'o'
 #define DQ_OP_REMOVE 'r'		/* exact member, token */
 #define DQ_OP_RESCHEDULE 's'	/* as an offer: where the removed task goes instead */
-#define DQ_OP_CONSUME 'c'		/* what was taken from the ready list, token */
+#define DQ_OP_CONSUME 'c'		/* what was taken from the ready list: token, and in
+								 * the place of due how many elements */
 #define DQ_OP_REMOVE_ELEMENT 'e'	/* could not look: resolved when applied */
 #define DQ_OP_RESCHEDULE_ELEMENT 'f'	/* likewise, then offered anew at due */
 #define DQ_OP_REMOVE_KEY 'x'	/* likewise, but only as a key */
+/* what an element of another shard named here: written by the relay */
+#define DQ_OP_REMOVE_NAMED 'd'	/* exact member */
+#define DQ_OP_MOVE_NAMED 'g'	/* member, to due and id */
+#define DQ_OP_RESOLUTION 'm'	/* never relayed, see resolutions.c */
 
 #define DQ_NUM_OUTBOX 3
 
@@ -130,6 +146,7 @@ typedef struct DqRow
 	bytea	   *payload;
 	bytea	   *member;			/* exact remove */
 	bytea	   *token;
+	bool		has_token;		/* also without values */
 } DqRow;
 
 /*
@@ -137,6 +154,7 @@ typedef struct DqRow
  * that ids stay unique and in order when a promoted standby draws numbers again
  * that its primary had drawn (H20). Lock the queue (RowExclusive) before (PO 12).
  */
+#define DQ_ID_SEQ_BITS 40
 extern int64 dq_outbox_next(uint64 *id);
 /* Insert; xid, tli, at, source, place are filled here. Wakes the bridge at commit. */
 extern void dq_outbox_insert(DqRow *row, Oid serverid);
@@ -189,6 +207,8 @@ extern bool dq_row_is_done(const DqRow *row, const DqSnapshot *prev,
 						   const DqSnapshot *old);
 /* Does the row schedule a task? */
 #define dq_row_offers(row) ((row)->op == DQ_OP_OFFER || (row)->op == DQ_OP_RESCHEDULE)
+/* Was it recorded without an answer? Due tasks of the queue wait for it. */
+#define dq_row_was_deferred(row) (strchr("efxdg", (row)->op) != NULL)
 /* Rows of ours (this source, or adopted with this place)? */
 extern bool dq_row_is_ours(const DqRow *row);
 
@@ -213,9 +233,28 @@ extern bool dq_outbox_has_row(int32 shard, FullTransactionId xid, const char *to
  * oldest is (0: unknown). Counts at most a million. */
 extern void dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest);
 
-/* Is there a row of the shard with this token, from that transaction on? */
-extern bool dq_outbox_has_token(int32 shard, FullTransactionId from, const bytea *token,
-								Snapshot snapshot);
+/* ---- resolutions.c: what recorded elements were found to name --------------------- */
+
+typedef struct DqResolution
+{
+	bytea	   *member;			/* NULL: nothing */
+	int64		due;
+	int32		shard;			/* where it lay */
+} DqResolution;
+
+/* In the current transaction: once for each element. */
+extern void dq_resolution_store(const DqRow *element, const DqResolution *resolution,
+								Oid serverid);
+/* false: not resolved yet */
+extern bool dq_resolution_get(const DqRow *element, DqResolution *resolution);
+
+/*
+ * Is the row with this transaction, number and instant in our outbox, which a fence
+ * names as the last one applied? 0: it is not ours; 1: yes; -1: it may have been
+ * in a table that was emptied.
+ */
+extern int	dq_outbox_has_written(int32 shard, FullTransactionId xid, int64 seq,
+								  TimestampTz at);
 
 /* ---- rotate.c ---------------------------------------------------------------------- */
 
@@ -228,6 +267,8 @@ extern Oid	dq_outbox_relation(int table);
  */
 extern TimestampTz dq_outbox_rotate(int64 window_ms);
 
+/* Was any table emptied since then? */
+extern bool dq_outbox_emptied_since(TimestampTz since, Snapshot snapshot);
 /* None of the tables is emptied before the end of this transaction. */
 extern void dq_outbox_keep(void);
 
@@ -320,7 +361,7 @@ extern void dq_hold_void(const char *token);
 extern void dq_hold_keep(const char *token);
 /* Around the row that relies on a hold of this session (PO 7). false: the hold may
  * be lost, write nothing and ask anew. */
-extern bool dq_hold_writing(int32 shard, const char *session);
+extern bool dq_hold_writing(int32 shard, const DqSession *session);
 extern void dq_hold_written(void);
 /* Tokens of this transaction that stand for nothing: they may be taken over. */
 extern const char *dq_holds_left(int *n);

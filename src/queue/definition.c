@@ -400,6 +400,7 @@ build_queue(Oid relid)
 	queue->nshards = dq_option_number(options, DQ_ON_TABLE, "shards");
 	queue->producer = strcmp(dq_option_text(options, DQ_ON_TABLE, "role"), "producer") == 0;
 	queue->index = dq_option_number(options, DQ_ON_TABLE, "index") != 0;
+	queue->at_once = dq_option_number(options, DQ_ON_TABLE, "transactional") == 0;
 	queue->destination =
 		strcmp(dq_option_text(options, DQ_ON_TABLE, "destination"), "none") == 0 ?
 		DQ_DEST_NONE : DQ_DEST_LIST;

@@ -154,17 +154,50 @@ dq_op_apply_send(DqRedis *redis, const DqKeys *keys, DqPage *page,
 	dq_script_send(redis, DQ_SCRIPT_APPLY, keys, page->nargs, a);
 }
 
+static void
+read_applied(DqReply *reply, DqApplyResult *result)
+{
+	dq_fence_read(reply, &result->fence);
+	result->applied = dq_part_int(reply, FENCE_ELEMENTS);
+	result->removed = dq_part_int(reply, FENCE_ELEMENTS + 1);
+	dq_reply_free(reply);
+}
+
 void
 dq_op_apply_result(DqRedis *redis, DqApplyResult *result, DqReply **error)
 {
 	DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_APPLY, FENCE_ELEMENTS + 2, error);
 
-	if (!reply)
-		return;
-	dq_fence_read(reply, &result->fence);
-	result->applied = dq_part_int(reply, FENCE_ELEMENTS);
-	result->removed = dq_part_int(reply, FENCE_ELEMENTS + 1);
-	dq_reply_free(reply);
+	if (reply)
+		read_applied(reply, result);
+}
+
+void
+dq_op_call(DqRedis *redis, const char *queue, const DqKeys *keys, DqPage *page,
+		   const DqCall *call, DqApplyResult *result)
+{
+	char		least[24],
+				process[24],
+				number[48],
+				node[24],
+				count[24];
+	DqArg	   *a = page->args;
+
+	snprintf(process, sizeof(process), "!%d", call->process);
+	snprintf(number, sizeof(number), UINT64_FORMAT "|" UINT64_FORMAT, call->life, call->number);
+	a[0] = DQ_ARG(call->session);
+	a[1] = ARG_INT(least, call->floor);
+	a[2] = DQ_ARG(call->source);
+	a[3] = DQ_ARG(process);
+	a[4] = DQ_ARG(number);
+	a[5] = DQ_ARG(call->place);
+	a[6] = DQ_ARG(call->producer ? "1" : "0");
+	a[7] = ARG_INT(node, call->node);
+	a[8] = DQ_ARG("=");
+	a[9] = DQ_ARG(call->index ? "1" : "0");
+	a[10] = ARG_INT(count, page->nops);
+	read_applied(dq_script_call(redis, queue, DQ_SCRIPT_APPLY, keys, page->nargs, a,
+							 FENCE_ELEMENTS + 2), result);
 }
 
 /* ---- find ---- */
@@ -430,7 +463,8 @@ dq_op_holds_stand(DqRedis *redis, const char *queue, const DqKeys *keys,
 
 int64
 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys, const char *session,
-			  int64 floor, const char *source, const char *tokens, int n, DqFence *fence)
+			  int64 floor, const char *source, const char *tokens, int n, DqFence *fence,
+			  int *left)
 {
 	DqArg	   *args = token_args(tokens, n, 3);
 	char		least[24];
@@ -441,9 +475,10 @@ dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys, const char 
 	args[1] = ARG_INT(least, floor);
 	args[2] = DQ_ARG(source);
 	reply = dq_script_call(redis, queue, DQ_SCRIPT_RESTORE, keys, 3 + n, args,
-						FENCE_ELEMENTS + 1);
+						FENCE_ELEMENTS + 2);
 	dq_fence_read(reply, fence);
 	back = dq_part_int(reply, FENCE_ELEMENTS);
+	*left = (int) dq_part_int(reply, FENCE_ELEMENTS + 1);
 	dq_reply_free(reply);
 	return back;
 }

@@ -58,7 +58,7 @@ const DqOption dq_options_known[] = {
 	SWITCH_OPT("list", DQ_ON_TABLE, "off", DQ_OPTION_LATER),
 	SWITCH_OPT("index", DQ_ON_TABLE, "on", NULL),
 	{"codec", DQ_ON_TABLE, KIND_CHOICE, "raw", 0, 0, "raw|kryo5|jackson", DQ_OPTION_LATER},
-	SWITCH_OPT("transactional", DQ_ON_TABLE, "on", DQ_OPTION_LATER),
+	SWITCH_OPT("transactional", DQ_ON_TABLE, "on", NULL),
 	/* queue: where due tasks go */
 	{"destination", DQ_ON_TABLE, KIND_CHOICE, "list", 0, 0, "list|stream|none", "stream"},
 	{"stream_maxlen", DQ_ON_TABLE, KIND_INTEGER, "0", 0, PG_INT64_MAX, NULL, DQ_OPTION_LATER},

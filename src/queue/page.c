@@ -82,6 +82,29 @@ dq_page_offer(DqPage *page, int64 due, uint64 id, const bytea *payload,
 	page->nops++;
 }
 
+/* Where a task goes that a removal before it has taken away, under that token. */
+void
+dq_page_reschedule(DqPage *page, int64 due, uint64 id, const bytea *payload,
+				   const bytea *key, const bytea *token)
+{
+	unsigned char place[14];
+
+	dq_place_encode(place, due, id);
+	page_add(page, "s", 1, false);
+	page_add_int(page, due);
+	page_add(page, place, sizeof(place), true);
+	page_add(page, VARDATA_ANY(payload), VARSIZE_ANY_EXHDR(payload), true);
+	if (key)
+		page_add(page, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key), true);
+	else
+		page_add(page, "", 0, false);
+	if (token)
+		page_add(page, VARDATA_ANY(token), VARSIZE_ANY_EXHDR(token), true);
+	else
+		page_add(page, "", 0, false);
+	page->nops++;
+}
+
 /* The token says which hold the row ends, if it stands. */
 void
 dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token)
@@ -96,11 +119,26 @@ dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token)
 	page->nops++;
 }
 
+/* To another instant, if it is still there and nobody holds it; keeps payload and key. */
 void
-dq_page_consume(DqPage *page, const bytea *token)
+dq_page_move(DqPage *page, const bytea *member, int64 due, uint64 id)
+{
+	unsigned char place[14];
+
+	dq_place_encode(place, due, id);
+	page_add(page, "m", 1, false);
+	page_add(page, VARDATA_ANY(member), VARSIZE_ANY_EXHDR(member), true);
+	page_add_int(page, due);
+	page_add(page, place, sizeof(place), true);
+	page->nops++;
+}
+
+void
+dq_page_consume(DqPage *page, const bytea *token, int64 n)
 {
 	page_add(page, "c", 1, false);
 	page_add(page, VARDATA_ANY(token), VARSIZE_ANY_EXHDR(token), true);
+	page_add_int(page, n);
 	page->nops++;
 }
 

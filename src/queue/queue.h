@@ -68,6 +68,7 @@ typedef struct DqQueue
 	int			nshards;
 	bool		producer;		/* role producer */
 	bool		index;
+	bool		at_once;		/* transactional off */
 	DqDestination destination;
 	DqOnOutage	on_outage;
 	int			remove_timeout; /* ms */
@@ -141,6 +142,7 @@ enum DqKeyNo					/* order of KEYS in every script */
 	DQ_KEY_TWINS,				/* dq:{N}:twins, keyless tasks with equal payloads */
 	DQ_KEY_HELD,				/* dq:{N}:held, tasks under a hold, ordered like pending ones */
 	DQ_KEY_GONE,				/* dq:{N}:gone, ids of other sources that were removed and are not here */
+	DQ_KEY_TAKEN,				/* dq:{N}:taken, elements of the ready list under a hold */
 	DQ_NUM_KEYS
 };
 
@@ -168,6 +170,8 @@ extern int	dq_shard_of_key(const char *key, size_t len, int nshards);
 
 /* text -> UTF-8, bytea raw, json/jsonb text, row -> JSON, else output function */
 extern bytea *dq_payload_bytes(Datum value, Oid type);
+/* The same of a value of a column of the foreign table: a row by its output function */
+extern bytea *dq_column_bytes(Datum value, Oid type);
 /* Is it acceptable to the queue's payload column? raises 22P02 and kin */
 extern void dq_payload_check(const DqQueue *queue, const bytea *payload);
 /* Output text of a key in UTF-8; 22001 beyond 255 bytes; checks key column */
@@ -261,9 +265,13 @@ typedef struct DqPage
 extern DqPage *dq_page_create(MemoryContext parent);
 extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
 						  const bytea *payload, const bytea *key);
+extern void dq_page_reschedule(DqPage *page, int64 due, uint64 id, const bytea *payload,
+							   const bytea *key, const bytea *token);
 extern void dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token);
-/* elements taken from the ready list under this token are consumed */
-extern void dq_page_consume(DqPage *page, const bytea *token);
+/* to another instant, under another id, if it is still there and nobody holds it */
+extern void dq_page_move(DqPage *page, const bytea *member, int64 due, uint64 id);
+/* the n elements taken from the ready list under this token are consumed */
+extern void dq_page_consume(DqPage *page, const bytea *token, int64 n);
 /* the task with this key, whichever it is then */
 extern void dq_page_remove_key(DqPage *page, const bytea *key);
 
@@ -297,6 +305,23 @@ typedef struct DqApplyResult
 	int64		removed;
 } DqApplyResult;
 extern void dq_op_apply_result(DqRedis *redis, DqApplyResult *result, DqReply **error);
+
+/* A call of a queue that is not transactional: the same script, no fence. */
+typedef struct DqCall
+{
+	const char *session;		/* "": any */
+	int64		floor;
+	const char *source;
+	const char *place;
+	bool		producer;
+	int			node;
+	int			process;		/* number of the asking process */
+	uint64		life;			/* of the server, and number of the call in it: one */
+	uint64		number;			/* sent again is the same call */
+	bool		index;
+} DqCall;
+extern void dq_op_call(DqRedis *redis, const char *queue, const DqKeys *keys,
+					   DqPage *page, const DqCall *args, DqApplyResult *result);
 
 #define DQ_TOKEN_LEN 16
 
@@ -348,6 +373,7 @@ typedef struct DqSession
 {
 	char		session[20];
 	int64		floor;
+	uint32		epoch;			/* how often its bridge has come back to it */
 } DqSession;
 
 /* Hold a task for an open transaction, or only look (PO 8 to 11). */
@@ -602,10 +628,13 @@ extern int64 dq_op_reject(DqRedis *redis, const char *queue, const DqKeys *keys,
 						  int of, const char *reason, const int *which, int n,
 						  DqFence *fence);
 
-/* Put back what ended transactions held; how many tasks and elements. */
+/*
+ * Put back what ended transactions held; how many tasks and elements. *left: so many of
+ * the tokens, those taken first, are left for another call.
+ */
 extern int64 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys,
 						   const char *session, int64 floor, const char *source,
-						   const char *tokens, int n, DqFence *fence);
+						   const char *tokens, int n, DqFence *fence, int *left);
 /* producer: report; else open the shard. producers: of them, separated by spaces,
  * each must have reported, besides those whose leases are alive. */
 extern void dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,

@@ -19,12 +19,10 @@ collect_row(DqShard *shard, const DqRow *row)
 	DqGroup    *group = batch->ngroups > 0 ? &batch->groups[batch->ngroups - 1] : NULL;
 
 	batch->rows++;
-	if (row->op == DQ_OP_CONSUME)
-		;						/* the ready list is no business of transfers */
-	else if (!dq_row_offers(row))
+	/* a held task is out of reach of transfers already */
+	if (!dq_row_offers(row) && !row->has_token)
 		batch->removes++;
-	if (row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_REMOVE_KEY ||
-		row->op == DQ_OP_RESCHEDULE_ELEMENT)
+	if (dq_row_was_deferred(row))
 		batch->deferred++;
 	if (group && FullTransactionIdEquals(group->xid, row->xid))
 	{

@@ -25,12 +25,12 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 			cut->offers++;
 			break;
 		case DQ_OP_RESCHEDULE:
-			dq_page_offer(cut->page, row->due, row->id, row->payload, row->key);
+			dq_page_reschedule(cut->page, row->due, row->id, row->payload, row->key, row->token);
 			cut->moves++;
 			break;
 		case DQ_OP_CONSUME:
 			if (row->token)
-				dq_page_consume(cut->page, row->token);
+				dq_page_consume(cut->page, row->token, row->due);
 			break;
 		case DQ_OP_REMOVE:
 			if (row->member == NULL)
@@ -58,7 +58,13 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 				return false;
 			}
 			if (batch->resolved)
-				dq_page_remove(cut->page, batch->resolved, batch->resolved_due, NULL);
+				dq_page_named(cut->page, row, batch->resolved, batch->resolved_due);
+			break;
+		case DQ_OP_REMOVE_NAMED:
+			dq_page_remove(cut->page, row->member, row->due, NULL);
+			break;
+		case DQ_OP_MOVE_NAMED:
+			dq_page_move(cut->page, row->member, row->due, row->id);
 			break;
 		case DQ_OP_REMOVE_KEY:
 			dq_page_remove_key(cut->page, row->key);
@@ -76,6 +82,14 @@ static inline bool
 page_is_full(const DqPage *page)
 {
 	return page->nops >= PAGE_OPS || page->bytes >= PAGE_BYTES;
+}
+
+static void
+note_row(const DqShard *shard, DqCut *cut, const DqRow *row)
+{
+	cut->replayed += dq_heal_is_replay(shard, row);
+	cut->last_xid = row->xid;
+	cut->last_at = row->at;
 }
 
 /*
@@ -126,7 +140,7 @@ dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 					break;
 				}
 				rows++;
-				cut->replayed += dq_heal_is_replay(shard, &row);
+				note_row(shard, cut, &row);
 				last = group->last_seq;
 				seq = row.seq;
 			}
@@ -161,7 +175,7 @@ dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scratch)
 				break;
 			}
 			rows++;
-			cut->replayed += dq_heal_is_replay(shard, &row);
+			note_row(shard, cut, &row);
 			last = group->last_seq;
 			seq = row.seq;
 			batch->cut_seq = row.seq;

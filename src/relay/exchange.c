@@ -142,8 +142,9 @@ dq_shard_share_floor(DqShard *shard)
 {
 	char		session[sizeof(shard->stats.session)];
 	int64		floor;
+	uint32		epoch;
 
-	if (dq_session_get(MyDatabaseId, shard->no, session, &floor) &&
+	if (dq_session_get(MyDatabaseId, shard->no, session, &floor, &epoch) &&
 		strcmp(session, shard->session) == 0)
 		shard->floor = Max(shard->floor, floor);
 }
@@ -176,7 +177,9 @@ send_page(DqLink *link, DqShard *shard)
 	header.source = link->source;
 	header.expect = shard->sent_position;
 	header.position = cut->position;
-	header.writer = link->writer;
+	/* the last row as a witness, see dq_outbox_has_written */
+	header.writer = psprintf("%s " UINT64_FORMAT " " INT64_FORMAT, link->writer,
+							 U64FromFullTransactionId(cut->last_xid), cut->last_at);
 	header.cur = cut->first ? dq_snapshot_out(shard->batch->cur) : NULL;
 	header.done = cut->done;
 	header.old = cut->done ? dq_batch_old(shard) : NULL;
@@ -257,19 +260,23 @@ send_status(DqLink *link, DqShard *shard)
 	dq_op_status_send(link->redis, &shard->keys, &args);
 }
 
-/* One page, one transfer, one look per shard and call: fair over shards. */
+/*
+ * One page, one transfer, one look per shard and call. When more shards want one than
+ * fit, the next call begins where this one stopped: fair over shards.
+ */
 bool
 dq_exchange_send(DqLink *link)
 {
+	int			nshards = list_length(link->shards);
+	int			i;
 	TimestampTz now = GetCurrentTimestamp();
 	int64		now_ms = dq_now_ms();
 	bool		sent = false;
 	bool		defers = any_defers(link);
-	ListCell   *lc;
 
-	foreach(lc, link->shards)
+	for (i = 0; i < nshards; i++)
 	{
-		DqShard    *shard = lfirst(lc);
+		DqShard    *shard = list_nth(link->shards, (link->send_from + i) % nshards);
 
 		if (link->nrequests + 3 > DQ_MAX_REQUESTS)
 			break;
@@ -323,6 +330,8 @@ dq_exchange_send(DqLink *link)
 			sent = true;
 		}
 	}
+	if (i < nshards)
+		link->send_from = (link->send_from + i) % nshards;
 	if (sent)
 		dq_redis_flush(link->redis);
 	return sent;

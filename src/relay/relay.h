@@ -49,6 +49,12 @@ extern void dq_bridge_mark_down(DqBridge *bridge, const char *message);
  */
 extern bool dq_relay_by_hand(Oid serverid, long timeout_ms);
 
+/*
+ * May this server go on from that fence (PO 5a)? Lives have been looked at before
+ * (dq_lives_look).
+ */
+extern bool dq_fence_is_ours(const DqFenceRecord *record);
+
 /* the singleton lock of (database, server): session-level */
 extern bool dq_bridge_lock(Oid serverid);
 extern void dq_bridge_unlock(Oid serverid);

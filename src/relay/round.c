@@ -117,6 +117,7 @@ dq_link_publish(DqLink *link, DqShard *shard)
 	shard->stats.floor = shard->floor;
 	scans = shared->remove_scans;
 	shard->stats.writing = shared->writing;
+	shard->stats.epoch = shared->epoch;
 	*shared = shard->stats;
 	shared->key = key;
 	shared->remove_scans = scans;

@@ -98,6 +98,7 @@ typedef struct DqShared
 								 * transaction ids may be given out again */
 	uint64		first_xid;		/* next transaction id at that time */
 	pg_atomic_uint64 rollbacks; /* of transactions that leave holds in Redis */
+	pg_atomic_uint64 calls;		/* of queues that are not transactional: their numbers */
 	DqWorkerSlot workers[DQ_MAX_WORKERS];
 	DqDatabase	databases[DQ_MAX_DATABASES];
 	uint64		last_poller;	/* number of the last that came */
@@ -216,6 +217,7 @@ typedef struct DqShardStats
 	/* protocol: for PO 7 (session, floor) */
 	char		session[20];	/* "" : none */
 	int64		floor;
+	uint32		epoch;			/* moves when the session is taken up again */
 	int			writing;		/* backends that write a row relying on a hold */
 	uint64		rollbacks;		/* dq_rollbacks() before all that had ended was put back */
 	/* the relay's position: transactions before this xid are in Redis */
@@ -242,19 +244,23 @@ typedef struct DqShardStats
 	char		owner_source[DQ_SOURCE_LEN + 1];
 	char		owner_host[64];
 	int64		lease_until;	/* ms since 1970, Redis clock; 0 unknown */
+	bool		owner_lives;	/* another place renews the lease of this source */
 } DqShardStats;
 
 /*
  * PO 7: session and floor of a shard, shared by the bridge and by backends: the
  * floor is the highest version seen in any reply. false: no session yet.
  */
-extern bool dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor);
+extern bool dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor,
+						   uint32 *epoch);
 /*
  * PO 7: a backend is about to write a row that relies on a hold of this session.
- * false: the bridge has opened another one meanwhile, the hold may be lost, nothing
- * may be written. Else dq_session_written() must follow, also after an error.
+ * false: the bridge has opened another one meanwhile, or has come back to this one
+ * over a new connection: the hold may be lost, nothing may be written. Else dq_session_written() must follow, also after an error.
  */
-extern bool dq_session_writing(Oid dboid, int32 shard, const char *session);
+extern bool dq_session_writing(Oid dboid, int32 shard, const char *session, uint32 epoch);
+/* The bridge has lost its connection and comes back to the session it had. */
+extern void dq_session_resumed(Oid dboid, int32 shard);
 extern void dq_session_written(Oid dboid, int32 shard);
 /* The bridge: is such a row being written? After it has published its session. */
 extern bool dq_session_is_written(Oid dboid, int32 shard);

@@ -34,7 +34,7 @@ dq_stats_get(Oid dboid, int32 shard, DqShardStats *out)
 }
 
 bool
-dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor)
+dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor, uint32 *epoch)
 {
 	DqShardStats stats;
 
@@ -42,19 +42,29 @@ dq_session_get(Oid dboid, int32 shard, char *session, int64 *floor)
 		return false;
 	strlcpy(session, stats.session, sizeof(stats.session));
 	*floor = stats.floor;
+	*epoch = stats.epoch;
 	return true;
 }
 
 bool
-dq_session_writing(Oid dboid, int32 shard, const char *session)
+dq_session_writing(Oid dboid, int32 shard, const char *session, uint32 epoch)
 {
 	DqShardStats *entry = dq_stats_lock(dboid, shard);
-	bool		same = strcmp(entry->session, session) == 0;
+	bool		same = strcmp(entry->session, session) == 0 && entry->epoch == epoch;
 
 	if (same)
 		entry->writing++;
 	dq_stats_release(entry);
 	return same;
+}
+
+void
+dq_session_resumed(Oid dboid, int32 shard)
+{
+	DqShardStats *entry = dq_stats_lock(dboid, shard);
+
+	entry->epoch++;
+	dq_stats_release(entry);
 }
 
 void

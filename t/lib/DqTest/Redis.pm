@@ -332,6 +332,15 @@ sub consumer
 	return DqTest::Redis::Consumer->new($self, @lists);
 }
 
+# The same, but what it takes goes to another list with BLMOVE: nothing is missing
+# there even if Redis is killed before it answers. One list only.
+sub archiver
+{
+	my ($self, $list, $to) = @_;
+
+	return DqTest::Redis::Consumer->new($self, { list => $list, to => $to });
+}
+
 # ---- the wire format (DESIGN 5), written down a second time ------------------
 
 sub pending_key { my ($n) = @_; return 'redisson_delay_queue_timeout:' . brace($n); }
@@ -426,7 +435,15 @@ sub new
 		$SIG{TERM} = sub { POSIX::_exit(0) };
 		while (getppid() == $parent)
 		{
-			my $got = eval { $redis->disconnect if !$redis->{mine}++; $redis->cmd('BLPOP', @lists, 1) };
+			my $got = eval {
+				$redis->disconnect if !$redis->{mine}++;
+				if (ref $lists[0])
+				{
+					my $item = $redis->cmd('BLMOVE', @{ $lists[0] }{qw(list to)}, 'LEFT', 'RIGHT', 1);
+					defined $item ? [ $lists[0]{list}, $item ] : undef;
+				}
+				else { $redis->cmd('BLPOP', @lists, 1) }
+			};
 			if ($@)
 			{
 				$redis->disconnect;
