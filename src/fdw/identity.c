@@ -110,7 +110,7 @@ put_aside(DqIdentities *identities, const DqTask *task)
 										   offsetof(Aside, id) + task->idlen);
 
 	aside->score = task->score;
-	aside->old = task->member_len != 9 + task->idlen + task->payload_len;
+	aside->old = task->old;
 	aside->idlen = task->idlen;
 	memcpy(aside->id, task->idbytes, task->idlen);
 	if (identities->ntasks == identities->maxtasks)
@@ -161,9 +161,8 @@ dq_identity_store_task(DqIdentities *identities, TupleTableSlot *slot, int shard
 {
 	uint32		rest = (uint32) shard << SHARD_SHIFT;
 
-	if (task->idlen == 8 && task->member_len == 17 + task->payload_len &&
-		task->score >= 0 && task->score <= MAX_DUE &&
-		task->score == (double) (uint64) task->score)
+	if (task->idlen == 8 && !task->old && task->score >= 0 &&
+		task->score <= MAX_DUE && task->score == (double) (uint64) task->score)
 	{
 		uint64		id = id_number(task->idbytes);
 

@@ -63,7 +63,7 @@ send_tasks(DqRedis *redis, const DqKeys *keys, const DqTakeArgs *args, DqTake **
 		p += task->idlen;
 		a[at++] = DQ_ARG_LEN(text[i].place, p - text[i].place);
 	}
-	send_script(redis, DQ_SCRIPT_TAKE, keys, at, a);
+	dq_script_send(redis, DQ_SCRIPT_TAKE, keys, at, a);
 	pfree(a);
 	pfree(text);
 }
@@ -74,13 +74,13 @@ read_tasks(DqReply *reply, DqTake **tasks, int n, DqTakeResult *result)
 	int			at = FENCE_ELEMENTS;
 	int			looked_at;
 
-	read_fence(reply, &result->fence);
-	result->prev = reply_text(reply, at++);
-	result->cur = reply_text(reply, at++);
-	result->old = reply_text(reply, at++);
-	result->owner_source = reply_text(reply, at++);
-	result->owner_place = reply_text(reply, at++);
-	looked_at = (int) reply_int(reply, at++);
+	dq_fence_read(reply, &result->fence);
+	result->prev = dq_part_text(reply, at++);
+	result->cur = dq_part_text(reply, at++);
+	result->old = dq_part_text(reply, at++);
+	result->owner_source = dq_part_text(reply, at++);
+	result->owner_place = dq_part_text(reply, at++);
+	looked_at = (int) dq_part_int(reply, at++);
 	if (looked_at > n || reply->nelements < at + looked_at * ELEMENTS_PER_TASK)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROTOCOL_VIOLATION),
@@ -96,7 +96,7 @@ read_tasks(DqReply *reply, DqTake **tasks, int n, DqTakeResult *result)
 		task->held = false;
 		if (e[0].len == 0)
 			continue;
-		task->member = reply_bytes(reply, at);
+		task->member = dq_part_bytes(reply, at);
 		if (e[1].len == 0)
 			continue;
 		if (e[1].str[0] == 'k')
@@ -106,7 +106,7 @@ read_tasks(DqReply *reply, DqTake **tasks, int n, DqTakeResult *result)
 			memcpy(VARDATA(task->key), e[1].str + 1, e[1].len - 1);
 		}
 		else if (e[1].len > DQ_TOKEN_LEN)
-			task->held = read_hold(pnstrdup(e[1].str + 1 + DQ_TOKEN_LEN,
+			task->held = dq_hold_read(pnstrdup(e[1].str + 1 + DQ_TOKEN_LEN,
 											e[1].len - 1 - DQ_TOKEN_LEN),
 								   e[1].str + 1, &task->holder);
 	}
@@ -136,7 +136,7 @@ dq_op_take(DqRedis *redis, const char *queue, const DqKeys *keys, const DqTakeAr
 			sent += some;
 		}
 		some = Min(n - received, TASKS_PER_SCRIPT);
-		reply = next_reply(redis, DQ_SCRIPT_TAKE, TAKE_ELEMENTS, &error);
+		reply = dq_script_next(redis, DQ_SCRIPT_TAKE, TAKE_ELEMENTS, &error);
 		if (reply)
 		{
 			read_tasks(reply, tasks + received, some, &result);
