@@ -13,7 +13,7 @@ my $r = $t->redis;
 my $proxy = DqTest::Proxy->new($r);
 
 $t->extend('postgres', options => "host '127.0.0.1', port '" . $proxy->port . "', command_timeout '2s'");
-$t->queue('q', "transactional 'off', remove_timeout '5s'");
+$t->queue('q', "transactional 'off', remove_timeout '60s'");
 $t->queue('s', "transactional 'off', shards '3'");
 
 sub pending { return join ',', sort $t->pending('q'); }
@@ -129,6 +129,7 @@ is($r->cmd('HGET', 'dq:{q}:fence', "ver:$owner"), $version, 'calls keep no worke
 $t->sql("CREATE TABLE doc (id int); CREATE TRIGGER r AFTER DELETE ON doc FOR EACH ROW"
 	  . " EXECUTE FUNCTION dq_remove_trigger('q', 'id'); INSERT INTO doc VALUES (7);"
 	  . " SELECT dq_offer('q', 'of the row', '1 hour', 7)");
+$t->sql("ALTER FOREIGN TABLE q OPTIONS (SET remove_timeout '1s')");
 $proxy->mode_now('refuse');
 $t->fails("SELECT dq_offer('q', 'z', '1 hour')", '08006', 'an offer without Redis');
 $t->fails("SELECT dq_remove('q', 'y1')", '08006', 'a removal without Redis');
