@@ -106,8 +106,9 @@ my ($life, $number) = split /\|/, $fence{$memo};
 my ($owner, $process) = $memo =~ /^memo:(\w+):(\d+)$/;
 my ($place, $node) = ($r->cmd('HGET', 'dq:{q}:owner', 'place'), $t->sql("SELECT node FROM dq_source"));
 my $script = join "\n", map { PostgreSQL::Test::Utils::slurp_file("$FindBin::RealBin/../lua/$_.lua") } qw(lib apply);
-my @keys = ('redisson_delay_queue_timeout:{q}', 'q', 'redisson_delay_queue_channel:{q}', 'redisson_delay_queue:{q}',
-	map { "dq:{q}:$_" } qw(index fence hold claim bad owner twins held gone));
+# the names of all keys, in order, from where they are listed
+my $forms = PostgreSQL::Test::Utils::slurp_file("$FindBin::RealBin/../src/queue/keys.c");
+my @keys = map { /\{NULL/ ? 'q' : /\{"(.*?)", "(.*?)"\}/ ? "$1\{q}$2" : () } $forms =~ /\[DQ_KEY_\w+\] = (\{.*?\})/g;
 
 sub call
 {
