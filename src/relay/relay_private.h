@@ -123,6 +123,7 @@ typedef struct DqMarking
 	char		first[41];		/* digest of the ready list's first element then */
 	bool		confirmed;		/* the list is past it */
 	bool		last;			/* nothing lay in the list */
+	int64		head;			/* the earliest due at the last look that counted */
 } DqMarking;
 
 typedef struct DqShard
