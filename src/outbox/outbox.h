@@ -269,8 +269,9 @@ extern TimestampTz dq_outbox_rotate(int64 window_ms);
 
 /* Was any table emptied since then? */
 extern bool dq_outbox_emptied_since(TimestampTz since, Snapshot snapshot);
-/* None of the tables is emptied before the end of this transaction. */
-extern void dq_outbox_keep(void);
+/* None of the tables is emptied before the end of this transaction. It is short:
+ * emptying itself is held off; else the tables are locked against it. */
+extern void dq_outbox_keep(bool is_short);
 
 /* ---- marks.c: what is known of deliveries ------------------------------------------ */
 
@@ -321,8 +322,15 @@ typedef struct DqLoss
 	int64		due;			/* and due until then (ms) */
 } DqLoss;
 
-extern bool dq_loss_check(int32 shard, const DqSnapshot *prev, bool found,
-						  const DqMark *mark, bool note, DqLoss *loss);
+typedef enum DqLossFound
+{
+	DQ_LOSS_NONE,
+	DQ_LOSS_FOUND,
+	DQ_LOSS_BUSY				/* cannot be noted now, dq_resume is under way */
+} DqLossFound;
+
+extern DqLossFound dq_loss_check(int32 shard, const DqSnapshot *prev, bool found,
+								 const DqMark *mark, bool note, DqLoss *loss);
 extern bool dq_loss_get(int32 shard, Snapshot snapshot, DqLoss *loss);
 extern char *dq_loss_text(const DqLoss *loss);
 extern bool dq_queue_has_loss(const DqQueue *queue);

@@ -90,6 +90,7 @@ typedef struct DqBatch
 	int64		resolved_seq;
 	bytea	   *resolved;		/* exact member here, NULL: nothing, or elsewhere */
 	int64		resolved_due;
+	char	   *bad;			/* what is wrong with the row that stands next */
 } DqBatch;
 
 typedef struct DqCut
@@ -276,6 +277,7 @@ struct DqBridge
 	bool		own_xact;
 	bool		no_transfer;
 	bool		gone;
+	bool		aborted;		/* the last round has aborted a transaction */
 	uint64		completions;	/* xactCompletionCount when the catalogs were looked at */
 	bool		looked;
 	int			scan_interval;
@@ -388,6 +390,7 @@ extern bool dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fen
 extern void dq_shard_share_floor(DqShard *shard);
 extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */
 extern void dq_exchange_receive(DqLink *link, int n);	/* the first n replies */
+extern bool dq_link_is_news(DqLink *link, const char *message);
 extern void dq_shard_note_error(DqLink *link, DqShard *shard, const char *message,
 								bool transient);
 /* its page breaks the connection: out of the way for ten seconds */
