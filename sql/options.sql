@@ -93,9 +93,9 @@ SELECT o, d, on_queue(o, d), v, on_queue(o, v) FROM (VALUES
   ('contents', 'pending', 'ready')) t(o, d, v);
 SELECT o, on_queue(o, 'x') FROM unnest('{sink,handler,notify}'::text[]) o;
 SELECT on_queue('transactional', 'off'), on_queue('transactional', 'maybe');
-SELECT v, try(format('CREATE FOREIGN TABLE options_q (payload text OPTIONS (on_error %L)) SERVER options_fixed', v))
-  FROM unnest(ARRAY['null', 'error']) v;
-DROP FOREIGN TABLE options_q;
+SELECT v, try(format('CREATE FOREIGN TABLE options_%s (payload text OPTIONS (on_error %L)) SERVER options_fixed', v, v))
+  FROM unnest(ARRAY['null', 'error', 'skip']) v;
+DROP FOREIGN TABLE options_null, options_error;
 
 -- ALTER is checked as well, and what is fixed at creation stays
 CREATE FOREIGN TABLE options_q (payload text) SERVER options_fixed OPTIONS (shards '2');

@@ -16,6 +16,7 @@
 #include "access/htup_details.h"
 #include "access/transam.h"
 #include "access/xlog.h"
+#include "fmgr.h"
 #include "utils/rel.h"
 
 /* varlena macros left postgres.h in 16 */
@@ -142,6 +143,25 @@
 #define DqTupleIsNoDatum(header) ((header)->t_infomask &= ~HEAP_IS_DATUM)
 #else
 #define DqTupleIsNoDatum(header) ((void) 0)
+#endif
+
+/* 16 taught input functions to refuse without raising; false: refused */
+#if PG_VERSION_NUM >= 160000
+#include "nodes/miscnodes.h"
+static inline bool
+dq_input_function_soft(FmgrInfo *function, char *str, Oid ioparam, int32 typmod, Datum *result)
+{
+	ErrorSaveContext refused = {T_ErrorSaveContext};
+
+	return InputFunctionCallSafe(function, str, ioparam, typmod, (Node *) &refused, result);
+}
+#else
+static inline bool
+dq_input_function_soft(FmgrInfo *function, char *str, Oid ioparam, int32 typmod, Datum *result)
+{
+	*result = InputFunctionCall(function, str, ioparam, typmod);
+	return true;
+}
 #endif
 
 #ifndef PGDLLEXPORT

@@ -18,16 +18,18 @@
 
 #include "fdw/pushdown.h"
 
-/* Names of the sets that are read. */
+/* Names of what is read. */
 static void
 explain_keys(const DqQueue *queue, ExplainState *es)
 {
+	int			which = queue->contents == DQ_CONTENTS_READY ? DQ_KEY_READY :
+		queue->contents == DQ_CONTENTS_QUARANTINE ? DQ_KEY_BAD : DQ_KEY_PENDING;
 	List	   *names = NIL;
 
 	for (int i = 0; i < queue->nshards; i++)
 	{
 		DqKeys		keys;
-		DqArg	   *key = &keys.key[DQ_KEY_PENDING];
+		DqArg	   *key = &keys.key[which];
 
 		dq_keys_make(&keys, dq_shard_name(queue->name, queue->nshards, i));
 		names = lappend(names, pg_any_to_server(key->data, key->len, PG_UTF8));
@@ -95,7 +97,7 @@ dq_explain_scan(ForeignScanState *node, ExplainState *es)
 	DqScanCounts counts;
 
 	if (es->verbose)
-		explain_keys(dq_queue_get(linitial_oid(list_nth(private, DQ_SCAN_RELID))), es);
+		explain_keys(dq_table_get(linitial_oid(list_nth(private, DQ_SCAN_RELID))), es);
 	if (aggregates != NIL)
 	{
 		explain_aggregates(aggregates, es);

@@ -27,6 +27,8 @@ extern DqColumns *dq_columns_describe(const DqQueue *queue, TupleDesc desc, List
 extern bool dq_columns_read(const DqColumns *columns, DqColumnRole role);
 /* Convert payload and key late where the filter does not read them; true: some. */
 extern bool dq_columns_defer(DqColumns *columns, Bitmapset *filter_attrs);
+/* What does not fit is NULL, as if each column had on_error 'null' (ANALYZE). */
+extern void dq_columns_forgive(DqColumns *columns);
 typedef enum DqStorePart
 {
 	DQ_STORE_ALL,
@@ -36,12 +38,16 @@ typedef enum DqStorePart
 /*
  * Fill a virtual slot's values, in the current memory context. A payload or key
  * that its column cannot hold raises the type's error (22P02, 22021, ...) naming
- * the task; only columns the query reads are converted.
+ * the task, or is NULL (column option on_error); only columns the query reads are
+ * converted.
  */
 extern void dq_columns_store_task(DqColumns *columns, TupleTableSlot *slot, int shard,
 								  const DqTask *found, DqStorePart part);
 extern void dq_columns_store_row(DqColumns *columns, TupleTableSlot *slot, int shard,
 								 const DqRow *row, DqStorePart part);
+
+extern void dq_columns_store_shelved(DqColumns *columns, TupleTableSlot *slot, int shard,
+									 const DqShelved *found);
 
 /* ---- identity.c: rows of a scan that UPDATE or DELETE reads ----------------------- */
 
@@ -53,7 +59,6 @@ extern DqIdentities *dq_identities_create(MemoryContext context);
 extern void dq_identity_store_task(DqIdentities *identities, TupleTableSlot *slot,
 								   int shard, const DqTask *task);
 extern void dq_identity_store_row(TupleTableSlot *slot, int shard, const DqRow *row);
-
 /* The instant that a due in ms is shown as; infinite beyond the calendar. */
 extern TimestampTz dq_shown_instant(int64 ms);
 

@@ -337,6 +337,8 @@ dq_get_paths(PlannerInfo *root, RelOptInfo *rel, Oid relid)
 	DqPlanQueue *queue = rel->fdw_private;
 
 	add_one_path(root, rel, NIL, DQ_ORDER_NONE);
+	if (queue->contents != DQ_CONTENTS_PENDING)
+		return;
 	/* what is looked up comes in no order */
 	if (!queue->lookup)
 		add_ordered_paths(root, rel);
@@ -409,6 +411,7 @@ dq_get_plan(PlannerInfo *root, RelOptInfo *rel, Oid relid, ForeignPath *path, Li
 						 list_nth(path->fdw_private, PATH_FIRST_PAGE));
 	private = lappend(private, NIL);	/* no aggregates ... */
 	private = lappend(private, NIL);	/* ... and no text of them */
+	private = lappend(private, makeInteger(((DqPlanQueue *) rel->fdw_private)->contents));
 	return make_foreignscan(tlist, clauses, rel->relid, values, private, NIL, NIL,
 							outer_plan);
 }

@@ -47,7 +47,7 @@ shard_number(List *rows, const char *name)
 	return 0;
 }
 
-/* How many tasks are pending: what the workers saw last, else nothing (-1). */
+/* How many rows the table has: what the workers saw last, else nothing (-1). */
 static double
 pending_now(const DqQueue *queue)
 {
@@ -62,7 +62,12 @@ pending_now(const DqQueue *queue)
 
 		if (no == 0 || !dq_stats_get(MyDatabaseId, no, &stats) || stats.seen_at == 0)
 			return -1;
-		tasks += stats.pending;
+		if (queue->contents == DQ_CONTENTS_READY)
+			tasks += stats.ready;
+		else if (queue->contents == DQ_CONTENTS_QUARANTINE)
+			tasks += stats.quarantined;
+		else
+			tasks += stats.pending + stats.held;
 	}
 	return Max(tasks, LEAST_TASKS);
 }
@@ -70,11 +75,18 @@ pending_now(const DqQueue *queue)
 DqPlanQueue *
 dq_plan_queue(Oid relid)
 {
-	DqQueue    *queue = dq_queue_get(relid);
+	DqQueue    *queue = dq_table_get(relid);
 	DqPlanQueue *result = palloc0(sizeof(DqPlanQueue));
 
 	result->relid = relid;
+	result->contents = queue->contents;
 	result->nshards = queue->nshards;
+	result->tasks = pending_now(queue);
+	if (queue->contents != DQ_CONTENTS_PENDING)
+	{
+		result->column[DQ_COL_SHARD] = queue->column[DQ_COL_SHARD];
+		return result;
+	}
 	memcpy(result->column, queue->column, sizeof(result->column));
 	if (queue->column[DQ_COL_KEY] != InvalidAttrNumber)
 	{
@@ -84,7 +96,6 @@ dq_plan_queue(Oid relid)
 		/* varchar(n) cuts blanks, other types have several texts for one value */
 		result->key_is_text = type == TEXTOID || (type == VARCHAROID && typmod < 0);
 	}
-	result->tasks = pending_now(queue);
 	return result;
 }
 

@@ -46,7 +46,8 @@ typedef enum DqScanPrivate
 	DQ_SCAN_FIRST_PAGE,			/* Integer: tasks, 0: not known */
 	DQ_SCAN_AGGREGATES,			/* integer list: DqAggregate of each result column;
 								 * NIL: rows are wanted */
-	DQ_SCAN_TEXT				/* String: the pushed conditions, of aggregates */
+	DQ_SCAN_TEXT,				/* String: the pushed conditions, of aggregates */
+	DQ_SCAN_CONTENTS			/* Integer: DqContents */
 } DqScanPrivate;
 
 typedef enum DqAggregate
@@ -62,7 +63,8 @@ typedef enum DqAggregate
 typedef struct DqPlanQueue
 {
 	Oid			relid;
-	AttrNumber	column[DQ_NUM_COLS];
+	DqContents	contents;
+	AttrNumber	column[DQ_NUM_COLS];	/* those that conditions may name */
 	bool		key_is_text;	/* equal keys are equal bytes */
 	int			nshards;
 	double		tasks;			/* pending, an estimate */
@@ -131,6 +133,13 @@ typedef struct DqFinder DqFinder;
 extern DqFinder *dq_finder_make(DqReading *reading, DqStream *stream,
 								const DqBounds *bounds);
 extern bool dq_finder_next(DqFinder *finder, DqItem *item);
+
+/* ---- contents.c: tables that show no pending tasks -------------------------------- */
+
+extern void dq_shelf_begin(ForeignScanState *node, const DqQueue *queue);
+extern TupleTableSlot *dq_shelf_iterate(ForeignScanState *node);
+extern void dq_shelf_rescan(ForeignScanState *node);
+extern void dq_shelf_end(ForeignScanState *node);
 
 /* ---- aggregate.c --------------------------------------------------------------------- */
 

@@ -54,6 +54,15 @@ scan_order(const ForeignScan *plan)
 	return intVal(list_nth(plan->fdw_private, DQ_SCAN_ORDER));
 }
 
+/* A table that shows something else than pending tasks? */
+static bool
+is_shelf(const ForeignScanState *node)
+{
+	const ForeignScan *plan = (const ForeignScan *) node->ss.ps.plan;
+
+	return intVal(list_nth(plan->fdw_private, DQ_SCAN_CONTENTS)) != DQ_CONTENTS_PENDING;
+}
+
 static void
 begin_rows(QueueScan *state, ForeignScanState *node, const DqQueue *queue)
 {
@@ -94,11 +103,17 @@ dq_scan_begin(ForeignScanState *node, int eflags)
 	if (eflags & EXEC_FLAG_EXPLAIN_ONLY)
 		return;
 
+	queue = dq_table_get(linitial_oid(list_nth(plan->fdw_private, DQ_SCAN_RELID)));
+	if (queue->contents != DQ_CONTENTS_PENDING)
+	{
+		dq_shelf_begin(node, queue);
+		return;
+	}
+
 	old = MemoryContextSwitchTo(AllocSetContextCreate(node->ss.ps.state->es_query_cxt,
 													  "dq_bridge scan",
 													  ALLOCSET_DEFAULT_SIZES));
 	state = palloc0(sizeof(QueueScan));
-	queue = dq_queue_get(linitial_oid(list_nth(plan->fdw_private, DQ_SCAN_RELID)));
 	dq_reading_init(&state->reading, queue);
 	state->bounds_context = AllocSetContextCreate(CurrentMemoryContext,
 												  "dq_bridge scan bounds",
@@ -345,6 +360,8 @@ dq_scan_iterate(ForeignScanState *node)
 	DqItem		item;
 	int			shard;
 
+	if (is_shelf(node))
+		return dq_shelf_iterate(node);
 	ExecClearTuple(slot);
 	if (!state->begun)
 		begin_scan(node, state);
@@ -378,6 +395,11 @@ dq_scan_rescan(ForeignScanState *node)
 {
 	QueueScan  *state = node->fdw_state;
 
+	if (is_shelf(node))
+	{
+		dq_shelf_rescan(node);
+		return;
+	}
 	for (int i = 0; i < state->reading.nshards; i++)
 		dq_stream_close(state->streams[i]);
 	state->begun = false;
@@ -390,6 +412,11 @@ dq_scan_end(ForeignScanState *node)
 
 	if (state == NULL)
 		return;
+	if (is_shelf(node))
+	{
+		dq_shelf_end(node);
+		return;
+	}
 	for (int i = 0; i < state->reading.nshards; i++)
 		dq_stream_end(state->streams[i]);
 	MemoryContextDelete(state->reading.context);
@@ -399,10 +426,11 @@ dq_scan_end(ForeignScanState *node)
 bool
 dq_scan_counts(ForeignScanState *node, DqScanCounts *counts)
 {
-	QueueScan  *state = node->fdw_state;
+	/* both kinds of scan begin with it */
+	DqReading  *reading = node->fdw_state;
 
-	if (state == NULL)
+	if (reading == NULL)
 		return false;
-	*counts = state->reading.counts;
+	*counts = reading->counts;
 	return true;
 }

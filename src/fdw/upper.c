@@ -37,7 +37,8 @@ typedef enum UpperPrivate
 	UPPER_AGGREGATES,			/* integer list */
 	UPPER_TEXT,					/* String or NULL */
 	UPPER_TLIST,				/* ... and fdw_scan_tlist */
-	UPPER_VALUES				/* ... and fdw_exprs */
+	UPPER_VALUES,				/* ... and fdw_exprs */
+	UPPER_CONTENTS
 } UpperPrivate;
 
 static bool
@@ -163,6 +164,7 @@ dq_get_upper_paths(PlannerInfo *root, UpperRelationKind stage, RelOptInfo *input
 	private = list_make5(list_make1_oid(queue->relid), quals, aggregates,
 						 conditions_text(root, input, clauses), tlist);
 	private = lappend(private, values);
+	private = lappend(private, makeInteger(queue->contents));
 	add_path(output, (Path *)
 			 dq_create_foreign_upper_path(root, output, target, 1, DQ_STARTUP_COST,
 										  DQ_STARTUP_COST * (1 + 0.2 * (queue->nshards - 1)) +
@@ -181,6 +183,7 @@ dq_get_upper_plan(PlannerInfo *root, RelOptInfo *rel, ForeignPath *path, List *t
 
 	private = lappend(private, list_nth(from, UPPER_AGGREGATES));
 	private = lappend(private, list_nth(from, UPPER_TEXT));
+	private = lappend(private, list_nth(from, UPPER_CONTENTS));
 	return make_foreignscan(tlist, NIL, 0, list_nth(from, UPPER_VALUES), private,
 							list_nth(from, UPPER_TLIST), NIL, NULL);
 }

@@ -26,6 +26,14 @@ typedef enum DqDestination
 	DQ_DEST_NONE
 } DqDestination;
 
+/* What a foreign table shows of its queue */
+typedef enum DqContents
+{
+	DQ_CONTENTS_PENDING,
+	DQ_CONTENTS_READY,			/* the ready list */
+	DQ_CONTENTS_QUARANTINE		/* what nobody could read */
+} DqContents;
+
 typedef enum DqOnOutage
 {
 	DQ_OUTAGE_DEFER,
@@ -54,6 +62,9 @@ typedef enum DqColumnRole
 	DQ_COL_PAYLOAD,
 	DQ_COL_DUE_AT,
 	DQ_COL_SHARD,
+	DQ_COL_MEMBER,				/* of the quarantine only, and the next two */
+	DQ_COL_REASON,
+	DQ_COL_FOUND_AT,
 	DQ_NUM_COLS
 } DqColumnRole;
 
@@ -61,6 +72,7 @@ typedef struct DqQueue
 {
 	Oid			relid;			/* foreign table, hash key */
 	bool		valid;			/* false: an invalidation came */
+	DqContents	contents;
 	Oid			serverid;
 	Oid			owner;			/* of the foreign table: whose mapping is used */
 	char	   *relname;
@@ -92,11 +104,14 @@ typedef struct DqQueue
 
 /*
  * Definition of a queue. 42809 with a hint when relid is no foreign table of
- * our wrapper. The pointer is valid until the next call that may process
+ * our wrapper, or shows something else than pending tasks. The pointer is valid until the next call that may process
  * invalidations of that relation; take it anew in each function call.
  */
 extern DqQueue *dq_queue_get(Oid relid);
 extern DqQueue *dq_queue_get_noerror(Oid relid);	/* NULL if it is no queue */
+/* The same of any foreign table of ours, whatever its contents. */
+extern DqQueue *dq_table_get(Oid relid);
+extern DqQueue *dq_table_get_noerror(Oid relid);
 /* Server with the credentials of that user (the queue owner); cached. Never
  * locks anything. errors: 42704. missing_ok: NULL */
 extern DqServer *dq_server_get(Oid serverid, Oid mapping_user, bool missing_ok);
@@ -610,6 +625,48 @@ typedef struct DqSample
 extern void dq_op_sample(DqRedis *redis, const char *queue, const DqKeys *keys,
 						 const char *source, const int64 *ranks, int n,
 						 DqSample *sample);
+
+/* ---- shelf.c: what is no pending task: the ready list, the quarantine ---------- */
+
+/* Where to go on; all zero: at the beginning */
+typedef struct DqShelfPlace
+{
+	int64		at;				/* ready: elements read so far */
+	DqArg	   *last;			/* ... and the last of them */
+	int			nlast;
+	char	   *cursor;			/* quarantine */
+} DqShelfPlace;
+
+/* An element of the ready list, or something quarantined */
+typedef struct DqShelved
+{
+	const char *data;
+	size_t		len;
+	int64		place;			/* in the ready list, from 0 */
+	char	   *reason;
+	bool		has_due;
+	int64		due;			/* ms */
+	int64		found;			/* ms */
+} DqShelved;
+
+typedef struct DqShelf
+{
+	DqFence		fence;
+	int64		total;			/* what there is, when the page was read */
+	DqShelved  *entries;
+	int			nentries;
+	int64		bytes;			/* sent by Redis */
+	bool		end;
+	DqShelfPlace next;
+} DqShelf;
+/* A page; limit 0: only count. As dq_op_range about memory. */
+extern void dq_op_ready(DqRedis *redis, const char *queue, const DqKeys *keys,
+						const char *source, const DqShelfPlace *from, int limit,
+						size_t max_bytes, DqShelf *shelf);
+/* The same; an entry may come twice when others come and go meanwhile. */
+extern void dq_op_bad(DqRedis *redis, const char *queue, const DqKeys *keys,
+					  const char *source, const DqShelfPlace *from, int limit,
+					  DqShelf *shelf);
 
 /* Read the fence record; renews the lease if session is given and ours. */
 typedef struct DqStatusArgs

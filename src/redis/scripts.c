@@ -50,7 +50,9 @@ static Script scripts[DQ_NUM_SCRIPTS] = {
 	[DQ_SCRIPT_TAKE] = {"take", dq_lua_take},
 	[DQ_SCRIPT_LOOKUP] = {"lookup", dq_lua_lookup},
 	[DQ_SCRIPT_COUNT] = {"count", dq_lua_count},
-	[DQ_SCRIPT_SAMPLE] = {"sample", dq_lua_sample}
+	[DQ_SCRIPT_SAMPLE] = {"sample", dq_lua_sample},
+	[DQ_SCRIPT_READY] = {"ready", dq_lua_ready},
+	[DQ_SCRIPT_BAD] = {"bad", dq_lua_bad}
 };
 
 static const char lib_name[] = "lib";
