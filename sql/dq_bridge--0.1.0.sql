@@ -134,6 +134,7 @@ COMMENT ON TABLE @extschema@.dq_emptied IS
 -- Losses that could not be made good, until dq_resume accepts them.
 CREATE TABLE @extschema@.dq_losses (
   shard pg_catalog.int4 NOT NULL PRIMARY KEY,
+  source pg_catalog.int4 NOT NULL,      -- dq_source.no
   since pg_catalog.timestamptz NOT NULL,
   tasks pg_catalog.int8 NOT NULL,
   newest pg_catalog.timestamptz NOT NULL,

@@ -18,6 +18,7 @@ $t->queue('goes', "on_data_loss 'continue'");
 $t->queue('delivered');
 $t->queue('keyed');
 $t->queue('fresh');
+$t->queue('other');
 
 sub pending { my ($q) = @_; return $r->cmd('ZCARD', DqTest::Redis::pending_key($q)); }
 sub state { my ($q) = @_; return $t->stat($q, 'state'); }
@@ -137,10 +138,23 @@ ok($t->wait_state('pinned', 'data_loss', deadline => 20), 'all of the queue is g
 $lock->run("COMMIT");
 $t->sql("SELECT dq_remove('pinned', 'f')");
 
+# ---- a session that keeps dq_resume open holds up nobody (G9) ------------------------------
+my $s = $t->session;
+$s->run("BEGIN; SELECT dq_resume('goes')");
+$t->sql("SELECT count(dq_offer('keyed', 'long' || i, '1 hour')) FROM generate_series(1, 5) i");
+age();
+$r->cmd('FLUSHALL');
+$t->sql("SELECT dq_offer('other', 'meanwhile')");
+is(($r->cmd('BLPOP', 'other', 15) || [])->[1], 'meanwhile', 'G9 other queues go on');
+$s->run('COMMIT');
+$s->quit;
+ok($t->wait_state('keyed', 'data_loss'), 'and the loss is noted when it has ended');
+
 # ---- another, empty Redis under the same server (F29) -----------------------------------
 my $r2 = DqTest::Redis->new(name => 'other');
 $t->sql("SELECT dq_resume(q) FROM unnest('{stops,goes,delivered,keyed,fresh,pinned}'::regclass[]) q");
 ok($t->wait_state($_, 'running'), "$_ runs") for qw(stops goes delivered keyed fresh);
+$t->sql("SELECT dq_offer('stops', 'pending', '1 hour')");
 age();
 $t->sql("SELECT count(dq_offer('fresh', 'f' || i)) FROM generate_series(1, 5) i");
 ok(poll_until(sub { $r->cmd('LLEN', 'fresh') == 5 }), 'five are delivered');

@@ -16,6 +16,7 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
@@ -39,6 +40,7 @@ enum
 enum
 {
 	Anum_losses_shard = 1,
+	Anum_losses_source,
 	Anum_losses_since,
 	Anum_losses_tasks,
 	Anum_losses_newest,
@@ -187,7 +189,12 @@ read_loss(Relation rel, int32 shard, Snapshot snapshot, DqLoss *loss, bool delet
 		Datum		values[Natts_losses];
 		bool		nulls[Natts_losses];
 
+		const DqSource *source = dq_source_get(false);
+
 		heap_deform_tuple(tuple, RelationGetDescr(rel), values, nulls);
+		/* a row that logical replication has copied is another database's */
+		found = source != NULL &&
+			DatumGetInt32(values[Anum_losses_source - 1]) == source->no;
 		loss->since = DatumGetTimestampTz(values[Anum_losses_since - 1]);
 		loss->tasks = DatumGetInt64(values[Anum_losses_tasks - 1]);
 		loss->newest = DatumGetTimestampTz(values[Anum_losses_newest - 1]);
@@ -242,18 +249,13 @@ has_older_rows(const DqEmptied *e, Snapshot snapshot)
 	return any;
 }
 
-/*
- * The fence of a shard stands at prev; found: there is one. Is something missing
- * that no outbox table holds any more? Then, with note, it is written down in place
- * of what was remembered of those tables. The mark as the relay knows it.
- */
-bool
-dq_loss_check(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mark,
-			  bool note, DqLoss *loss)
+/* What is missing at prev, see dq_loss_check; forget: and need not be remembered. */
+static bool
+sum_missing(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mark,
+			bool forget, Snapshot snapshot, DqLoss *loss)
 {
 	const DqSource *source = dq_source_get(true);
 	Relation	rel = table_open(dq_extension_relation("dq_emptied"), RowExclusiveLock);
-	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	SysScanDesc scan = begin_scan(rel, "dq_emptied_pkey", shard, snapshot);
 	HeapTuple	tuple;
 	bool		any = false;
@@ -279,37 +281,62 @@ dq_loss_check(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mar
 		loss->tasks += e.tasks;
 		loss->newest = Max(loss->newest, e.newest);
 		loss->due = Max(loss->due, e.due);
-		if (note)
+		if (forget)
 			dq_store_delete(rel, tuple);
 	}
 	systable_endscan(scan);
 	table_close(rel, RowExclusiveLock);
-	if (any && note)
-	{
-		Datum		values[Natts_losses];
-		bool		nulls[Natts_losses] = {0};
-		DqLoss		before;
-
-		rel = table_open(dq_extension_relation("dq_losses"), RowExclusiveLock);
-		loss->since = GetCurrentTimestamp();
-		if (read_loss(rel, shard, snapshot, &before, true))
-		{
-			loss->tasks += before.tasks;
-			loss->newest = Max(loss->newest, before.newest);
-			loss->due = Max(loss->due, before.due);
-			CommandCounterIncrement();
-		}
-		values[Anum_losses_shard - 1] = Int32GetDatum(shard);
-		values[Anum_losses_since - 1] = TimestampTzGetDatum(loss->since);
-		values[Anum_losses_tasks - 1] = Int64GetDatum(loss->tasks);
-		values[Anum_losses_newest - 1] = TimestampTzGetDatum(loss->newest);
-		values[Anum_losses_due - 1] = Int64GetDatum(loss->due);
-		dq_store_insert(rel, values, nulls);
-		CacheInvalidateRelcache(rel);
-		table_close(rel, RowExclusiveLock);
-	}
-	UnregisterSnapshot(snapshot);
 	return any;
+}
+
+/*
+ * The fence of a shard stands at prev; found: there is one. Is something missing
+ * that no outbox table holds any more? Then, with note, it is written down in place
+ * of what was remembered of those tables. The mark as the relay knows it.
+ */
+DqLossFound
+dq_loss_check(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mark,
+			  bool note, DqLoss *loss)
+{
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	DqLossFound result = DQ_LOSS_NONE;
+	Relation	rel;
+	Datum		values[Natts_losses];
+	bool		nulls[Natts_losses] = {0};
+	DqLoss		before;
+
+	if (sum_missing(shard, prev, found, mark, false, snapshot, loss))
+		result = DQ_LOSS_FOUND;
+	if (result == DQ_LOSS_FOUND && note &&
+		!ConditionalLockRelationOid(dq_extension_relation("dq_losses"), RowExclusiveLock))
+		result = DQ_LOSS_BUSY;
+	UnregisterSnapshot(snapshot);
+	if (result != DQ_LOSS_FOUND || !note)
+		return result;
+
+	/* under the lock what others have accepted is seen */
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	(void) sum_missing(shard, prev, found, mark, true, snapshot, loss);
+	rel = table_open(dq_extension_relation("dq_losses"), NoLock);
+	loss->since = GetCurrentTimestamp();
+	if (read_loss(rel, shard, snapshot, &before, true))
+	{
+		loss->tasks += before.tasks;
+		loss->newest = Max(loss->newest, before.newest);
+		loss->due = Max(loss->due, before.due);
+		CommandCounterIncrement();
+	}
+	values[Anum_losses_shard - 1] = Int32GetDatum(shard);
+	values[Anum_losses_source - 1] = Int32GetDatum(dq_source_get(true)->no);
+	values[Anum_losses_since - 1] = TimestampTzGetDatum(loss->since);
+	values[Anum_losses_tasks - 1] = Int64GetDatum(loss->tasks);
+	values[Anum_losses_newest - 1] = TimestampTzGetDatum(loss->newest);
+	values[Anum_losses_due - 1] = Int64GetDatum(loss->due);
+	dq_store_insert(rel, values, nulls);
+	CacheInvalidateRelcache(rel);
+	table_close(rel, NoLock);
+	UnregisterSnapshot(snapshot);
+	return DQ_LOSS_FOUND;
 }
 
 /* Of any shard of the queue; dq_shards_resolve has been called. */

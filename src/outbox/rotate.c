@@ -165,10 +165,15 @@ dq_outbox_emptied_since(TimestampTz since, Snapshot snapshot)
 }
 
 void
-dq_outbox_keep(void)
+dq_outbox_keep(bool is_short)
 {
 	int			i;
 
+	if (is_short)
+	{
+		LockRelationOid(dq_extension_relation("dq_rotation"), ShareUpdateExclusiveLock);
+		return;
+	}
 	for (i = 0; i < DQ_NUM_OUTBOX; i++)
 		LockRelationOid(dq_outbox_relation(i), AccessShareLock);
 }
