@@ -248,7 +248,8 @@ local function put(field, value)
 end
 local cur = ARGV[7]
 if at_once then
-  set = {'node:' .. ARGV[8], source, at_once, ARGV[5] .. '|' .. added .. '|' .. removed}
+  -- the node is left to who enters: this source may be rolled back
+  set = {at_once, ARGV[5] .. '|' .. added .. '|' .. removed}
 elseif ARGV[8] == '1' then
   if cur == '' then cur = call('HGET', FENCE, 'cur:' .. source) or '' end
   put('prev:', cur)

@@ -100,7 +100,7 @@ ok($r->cmd('HLEN', 'dq:{q}:fence') < 200, 'what is remembered is bounded by the 
 
 # a later call of the same process: the earlier one that comes late is refused
 my %fence = @{ $r->cmd('HGETALL', 'dq:{q}:fence') };
-my ($memo) = grep { /^memo:/ } sort keys %fence;
+my ($memo) = grep { /^memo:$fence{"node:" . $t->sql("SELECT node FROM dq_source")}:/ } sort keys %fence;
 like($fence{$memo}, qr/^\d+\|\d+\|\d+\|\d+$/, 'the last call of a process and its answer');
 my ($life, $number) = split /\|/, $fence{$memo};
 my ($owner, $process) = $memo =~ /^memo:(\w+):(\d+)$/;
