@@ -13,6 +13,7 @@
 #error dq_bridge needs PostgreSQL 15 or later
 #endif
 
+#include "access/htup_details.h"
 #include "access/transam.h"
 #include "access/xlog.h"
 #include "fmgr.h"
@@ -135,6 +136,13 @@
 	object_ownercheck(RelationRelationId, (relid), (role))
 #else
 #define dq_owns_relation(relid, role) pg_class_ownercheck((relid), (role))
+#endif
+
+/* newer minor releases mark tuples that are values, until their header is used */
+#ifdef HEAP_IS_DATUM
+#define DqTupleIsNoDatum(header) ((header)->t_infomask &= ~HEAP_IS_DATUM)
+#else
+#define DqTupleIsNoDatum(header) ((void) 0)
 #endif
 
 /* 16 taught input functions to refuse without raising; false: refused */

@@ -48,6 +48,17 @@ extern void dq_columns_store_row(DqColumns *columns, TupleTableSlot *slot, int s
 
 extern void dq_columns_store_shelved(DqColumns *columns, TupleTableSlot *slot, int shard,
 									 const DqShelved *found);
+
+/* ---- identity.c: rows of a scan that UPDATE or DELETE reads ----------------------- */
+
+typedef struct DqIdentities DqIdentities;
+
+/* As long as the context lives */
+extern DqIdentities *dq_identities_create(MemoryContext context);
+/* The filled slot, whose values become a row that says where its task is */
+extern void dq_identity_store_task(DqIdentities *identities, TupleTableSlot *slot,
+								   int shard, const DqTask *task);
+extern void dq_identity_store_row(TupleTableSlot *slot, int shard, const DqRow *row);
 /* The instant that a due in ms is shown as; infinite beyond the calendar. */
 extern TimestampTz dq_shown_instant(int64 ms);
 

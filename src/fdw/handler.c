@@ -53,7 +53,10 @@ dq_fdw_handler(PG_FUNCTION_ARGS)
 	/* writing: modify.h */
 	routine->IsForeignRelUpdatable = dq_is_updatable;
 	routine->PlanForeignModify = dq_plan_modify;
+	routine->AddForeignUpdateTargets = dq_add_update_targets;
 	routine->BeginForeignModify = dq_begin_modify;
+	routine->ExecForeignDelete = dq_delete;
+	routine->ExecForeignUpdate = dq_update;
 	routine->ExecForeignInsert = dq_insert;
 	routine->ExecForeignBatchInsert = dq_insert_batch;
 	routine->GetForeignModifyBatchSize = dq_batch_size;

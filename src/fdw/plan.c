@@ -14,6 +14,7 @@
 #include <math.h>
 
 #include "access/sysattr.h"
+#include "catalog/heap.h"
 #include "catalog/pg_type.h"
 #include "foreign/fdwapi.h"
 #include "nodes/makefuncs.h"
@@ -22,6 +23,7 @@
 #include "optimizer/pathnode.h"
 #include "optimizer/planmain.h"
 #include "optimizer/restrictinfo.h"
+#include "utils/lsyscache.h"
 #include "utils/selfuncs.h"
 #include "utils/typcache.h"
 
@@ -364,6 +366,31 @@ attributes_read(RelOptInfo *rel, List *clauses)
 	return result;
 }
 
+/*
+ * The system columns of a task mean nothing outside UPDATE and DELETE, where they
+ * carry its identity (identity.c): all rows of another query have the same ones, and
+ * DELETE ... WHERE ctid IN (SELECT ctid ... LIMIT 1) would empty the queue.
+ */
+static void
+refuse_system_columns(PlannerInfo *root, RelOptInfo *rel, Oid relid, List *clauses)
+{
+	Bitmapset  *attrs = NULL;
+	int			attno;
+
+	pull_varattnos((Node *) clauses, rel->relid, &attrs);
+	if (!bms_is_member(rel->relid, root->all_result_relids))
+		pull_varattnos((Node *) rel->reltarget->exprs, rel->relid, &attrs);
+	for (attno = FirstLowInvalidHeapAttributeNumber + 1; attno < 0; attno++)
+		if (attno != TableOidAttributeNumber &&
+			bms_is_member(attno - FirstLowInvalidHeapAttributeNumber, attrs))
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("column \"%s\" of queue \"%s\" cannot be read",
+							NameStr(SystemAttributeDefinition(attno)->attname),
+							get_rel_name(relid)),
+					 errhint("Column id tells tasks apart.")));
+}
+
 ForeignScan *
 dq_get_plan(PlannerInfo *root, RelOptInfo *rel, Oid relid, ForeignPath *path, List *tlist,
 			List *scan_clauses, Plan *outer_plan)
@@ -377,6 +404,7 @@ dq_get_plan(PlannerInfo *root, RelOptInfo *rel, Oid relid, ForeignPath *path, Li
 		return dq_get_upper_plan(root, rel, path, tlist);
 
 	clauses = extract_actual_clauses(scan_clauses, false);
+	refuse_system_columns(root, rel, relid, clauses);
 	dq_quals_plan(root, rel->fdw_private, rel->relid, clauses, true, &quals, &values);
 	private = list_make5(list_make1_oid(relid), attributes_read(rel, clauses), quals,
 						 list_nth(path->fdw_private, PATH_ORDER),

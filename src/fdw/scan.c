@@ -30,6 +30,7 @@ typedef struct QueueScan
 	/* rows */
 	DqColumns  *columns;
 	bool		filter_first;	/* see passes() */
+	DqIdentities *identities;	/* rows say where their tasks are; NULL: no need */
 
 	/* instead of rows */
 	List	   *aggregates;
@@ -75,6 +76,9 @@ begin_rows(QueueScan *state, ForeignScanState *node, const DqQueue *queue)
 	reading->payloads = dq_columns_read(state->columns, DQ_COL_PAYLOAD);
 	reading->order = scan_order(plan);
 	reading->first_page = first_page > 0 ? first_page : FIRST_PAGE_TASKS;
+
+	if (plan->fsSystemCol)
+		state->identities = dq_identities_create(reading->context);
 
 	/* a volatile filter must not be asked twice */
 	if (plan->scan.plan.qual != NIL &&
@@ -301,6 +305,16 @@ store(QueueScan *state, TupleTableSlot *slot, int shard, const DqItem *item,
 		dq_columns_store_row(state->columns, slot, shard, &item->row, part);
 }
 
+/* For UPDATE and DELETE: which task is it? */
+static void
+identify(QueueScan *state, TupleTableSlot *slot, int shard, const DqItem *item)
+{
+	if (item->task)
+		dq_identity_store_task(state->identities, slot, shard, item->task);
+	else
+		dq_identity_store_row(slot, shard, &item->row);
+}
+
 /* Count, first and last, in one row. */
 static TupleTableSlot *
 totals_row(QueueScan *state, TupleTableSlot *slot)
@@ -367,6 +381,8 @@ dq_scan_iterate(ForeignScanState *node)
 				continue;
 			store(state, slot, shard, &item, DQ_STORE_LATE);
 		}
+		if (state->identities)
+			identify(state, slot, shard, &item);
 		return slot;
 	}
 	state->done = true;

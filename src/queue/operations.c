@@ -295,8 +295,8 @@ dq_op_find(DqRedis *redis, const char *queue, int nshards, const DqKeys *keys,
 #define HOLD_ELEMENTS (FOUND_ELEMENTS + 3)
 
 /* 'source|incarnation|xid|subxid|kind|dead|due or number|...' */
-static bool
-read_hold(const char *head, const char *token, DqHold *hold)
+bool
+dq_hold_read(const char *head, const char *token, DqHold *hold)
 {
 	int			dead;
 
@@ -322,7 +322,7 @@ read_held(DqReply *reply, DqFound *found)
 	if (reply->elements[i + 2].len == DQ_TOKEN_LEN)
 	{
 		found->held = true;
-		(void) read_hold(head, reply->elements[i + 2].str, &found->holder);
+		(void) dq_hold_read(head, reply->elements[i + 2].str, &found->holder);
 	}
 	dq_reply_free(reply);
 }
@@ -423,7 +423,7 @@ dq_op_holds_list(DqRedis *redis, const char *queue, const DqKeys *keys,
 	for (i = FENCE_ELEMENTS + 1; i + 1 < reply->nelements; i += 2)
 	{
 		if (reply->elements[i].len == DQ_TOKEN_LEN &&
-			read_hold(dq_part_text(reply, i + 1), reply->elements[i].str, &holds[*n]))
+			dq_hold_read(dq_part_text(reply, i + 1), reply->elements[i].str, &holds[*n]))
 			(*n)++;
 	}
 	dq_reply_free(reply);

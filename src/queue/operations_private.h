@@ -1,7 +1,7 @@
 /*
  * operations_private.h
  *	  How arguments go into a script's call and parts come out of its reply; shared
- *	  by operations.c and reading.c.
+ *	  by operations.c, reading.c and take.c.
  */
 #ifndef DQ_OPERATIONS_PRIVATE_H
 #define DQ_OPERATIONS_PRIVATE_H
@@ -30,6 +30,9 @@ extern DqReply *dq_script_next(DqRedis *redis, DqScriptId script, int atleast,
 extern DqReply *dq_script_call(DqRedis *redis, const char *queue, DqScriptId script,
 							   const DqKeys *keys, int nargs, const DqArg *args,
 							   int atleast);
+
+/* The record of a hold, 'source|incarnation|xid|...' */
+extern bool dq_hold_read(const char *head, const char *token, DqHold *hold);
 
 #define ARG_INT(buf, value) \
 	(snprintf((buf), sizeof(buf), INT64_FORMAT, (int64) (value)), DQ_ARG(buf))

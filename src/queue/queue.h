@@ -429,6 +429,59 @@ extern void dq_op_hold(DqRedis *redis, const char *queue, const DqKeys *keys,
 					   int from, int to, int home,
 					   const DqSession *sessions, const DqHoldArgs *args,
 					   DqFound *found);
+/* ---- take.c ------------------------------------------------------------------- */
+
+/* One of many exact tasks to hold. */
+typedef struct DqTake
+{
+	/* asked for */
+	double		score;
+	bool		old;			/* in Redisson's old packing */
+	unsigned char idlen;
+	const char *id;				/* bytes */
+	char		token[DQ_TOKEN_LEN];
+	bool		take_over;		/* from the hold with the token below */
+	char		from[DQ_TOKEN_LEN];
+	/* answer */
+	bool		answered;
+	bytea	   *member;			/* NULL: it is not there */
+	bytea	   *key;			/* NULL: keyless, or not known to the index */
+	bool		held;			/* another hold stands, and this is whose */
+	DqHold		holder;
+} DqTake;
+
+typedef struct DqTakeArgs
+{
+	const DqSession *session;
+	const char *source;
+	uint64		incarnation;
+	uint64		xid;
+	uint64		subxid;
+} DqTakeArgs;
+
+/* Of the shard, from the last script that ran. */
+typedef struct DqTakeResult
+{
+	DqFence		fence;
+	char	   *prev;
+	char	   *cur;
+	char	   *old;
+	char	   *owner_source;
+	char	   *owner_place;
+} DqTakeResult;
+
+/*
+ * Hold tasks of one shard: a pipeline of scripts of some hundred tasks. Each answer is
+ * given to `taken` while Redis works on the next. Tasks that are not answered (the
+ * status is not DQ_OK, or the bytes were too many) may be asked for again. Cheapest in
+ * order of score and id.
+ */
+typedef void (*DqTakenCallback) (void *arg, DqTake **tasks, int n,
+								 const DqTakeResult *result);
+extern void dq_op_take(DqRedis *redis, const char *queue, const DqKeys *keys,
+					   const DqTakeArgs *args, DqTake **tasks, int n,
+					   DqTakenCallback taken, void *arg);
+
 /* One bounded step of the search by payload among tasks the index does not know;
  * true when it has ended (found or not). The cursor begins as NULL, NULL. */
 extern bool dq_op_find_scan(DqRedis *redis, const char *queue, const DqKeys *keys,

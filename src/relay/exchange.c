@@ -475,8 +475,13 @@ receive_status(DqLink *link, DqRequest *request)
 	dq_shard_note_numbers(link, shard, &record);
 	if (!dq_shard_note_fence(link, shard, &fence))
 		return;
-	/* what a dead session has left; nobody told us */
-	if (record.holds > 0)
+	/*
+	 * What a dead session has left; nobody told us. While a transaction has many it
+	 * would be told from the rest at the cost of reading them all: seldom.
+	 */
+	if (record.holds > 0 &&
+		TimestampDifferenceExceeds(shard->holds_at, GetCurrentTimestamp(),
+								   Min(record.holds / 20, 10000)))
 		shard->holds_due = shard->holds_anew = true;
 	/* PO 5a holds for an idle reply as well: who wrote the fence last? */
 	if (shard->pages_in_flight == 0 && !shard->broken &&

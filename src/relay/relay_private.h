@@ -177,6 +177,7 @@ typedef struct DqShard
 	List	   *blockers;		/* FullTransactionIds: told true, and the hold is gone */
 	bool		holds_due;		/* look at them */
 	bool		holds_anew;		/* ... even if nothing more is applied */
+	TimestampTz holds_at;		/* of the last look at them */
 	uint64		holds_seen;		/* seen_number at the last look */
 	char		holds_cursor[24];
 
