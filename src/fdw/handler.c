@@ -41,6 +41,8 @@ dq_fdw_handler(PG_FUNCTION_ARGS)
 	routine->GetForeignUpperPaths = dq_get_upper_paths;
 	routine->GetForeignPlan = dq_get_plan;
 	routine->GetForeignRowMarkType = get_row_mark_type;
+	routine->AnalyzeForeignTable = dq_analyze;
+	routine->ImportForeignSchema = dq_import;
 	routine->ExplainForeignScan = dq_explain_scan;
 
 	routine->BeginForeignScan = dq_scan_begin;

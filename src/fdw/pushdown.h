@@ -10,6 +10,7 @@
 #include "fdw/fdw.h"
 
 #include "executor/execdesc.h"
+#include "foreign/fdwapi.h"
 #include "nodes/pathnodes.h"
 
 typedef enum DqQualKind
@@ -153,6 +154,11 @@ typedef struct DqTotals
 /* Add what a shard has within the bounds. */
 extern void dq_totals_add(DqReading *reading, DqStream *stream, const DqBounds *bounds,
 						  DqTotals *totals);
+
+/* ---- analyze.c, import.c --------------------------------------------------------------- */
+
+extern bool dq_analyze(Relation rel, AcquireSampleRowsFunc *func, BlockNumber *pages);
+extern List *dq_import(ImportForeignSchemaStmt *statement, Oid serverid);
 
 /* ---- explain.c ------------------------------------------------------------------------ */
 

@@ -196,6 +196,18 @@ extern text *dq_bytes_text(const char *data, size_t len);
 /* The same; NULL if it is none */
 extern text *dq_bytes_text_noerror(const char *data, size_t len);
 
+/* ---- discover.c ------------------------------------------------------------- */
+
+typedef struct DqDiscovered
+{
+	char	   *name;			/* N without the shard suffix, key_prefix included, UTF-8
+								 * or other bytes */
+	int			nshards;
+} DqDiscovered;
+/* Queues (DqDiscovered) with pending tasks whose names begin with prefix; known: what
+ * is known of some already. */
+extern List *dq_queues_discover(DqRedis *redis, const char *prefix, List *known);
+
 /* ---- instants (payload.c) -------------------------------------------------- */
 
 /* timestamptz -> ms since 1970, rounded UP; 22008 if infinite, before 1970,
