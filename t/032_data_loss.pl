@@ -129,9 +129,30 @@ $s->run('COMMIT');
 $s->quit;
 ok($t->wait_state('keyed', 'data_loss'), 'and the loss is noted when it has ended');
 
+# ---- emptied out of order: the offer is still there, its removal is not -----------------
+age();
+$t->queue('pinned');
+$t->sql("SELECT dq_offer('pinned', 'removed', '1 hour', 'f')");
+$t->sync;
+my $rows = join ' UNION ALL ', map { "SELECT $_ AS tbl FROM dq_outbox_$_" } 0 .. 2;
+my $first = $t->sql("SELECT DISTINCT tbl FROM ($rows) x");
+my $lock = $t->session;
+$lock->run("BEGIN; LOCK TABLE dq_outbox_$first IN ACCESS SHARE MODE");
+ok(poll_until(sub { $t->sql("SELECT tbl FROM dq_rotation ORDER BY round DESC LIMIT 1") != $first }),
+	'another table takes rows');
+is($t->sql("SELECT dq_remove('pinned', 'f')"), 't', 'removed');
+$t->sync;
+ok(poll_until(sub { $t->sql("SELECT count(*), count(*) FILTER (WHERE tbl = $first) FROM ($rows) x") eq '1|1' }),
+	'the removal has left the outbox, the offer has not');
+$r->cmd('DEL', @{ $r->cmd('KEYS', '*{pinned}*') });
+ok($t->wait_state('pinned', 'data_loss', deadline => 20), 'all of the queue is gone: what was removed is not just offered again')
+  or diag($t->sql("SELECT string_agg(e::text, ' / ') FROM dq_emptied e"));
+$lock->run("COMMIT");
+$t->sql("SELECT dq_remove('pinned', 'f')");
+
 # ---- another, empty Redis under the same server (F29) -----------------------------------
 my $r2 = DqTest::Redis->new(name => 'other');
-$t->sql("SELECT dq_resume(q) FROM unnest('{stops,goes,delivered,keyed,fresh}'::regclass[]) q");
+$t->sql("SELECT dq_resume(q) FROM unnest('{stops,goes,delivered,keyed,fresh,pinned}'::regclass[]) q");
 ok($t->wait_state($_, 'running'), "$_ runs") for qw(stops goes delivered keyed fresh);
 $t->sql("SELECT dq_offer('stops', 'pending', '1 hour')");
 age();

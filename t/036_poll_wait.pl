@@ -173,7 +173,7 @@ $t->bridge_pid;
 # what doc/operations.md gives to a user, and no BLMOVE
 $r->cmd('ACL', 'SETUSER', 'poor', 'on', '>p', '~qpoor', '~redisson_delay_queue*:{qpoor}', '~dq:{qpoor}:*',
 	'&redisson_delay_queue_channel:{qpoor}', map { "+$_" } qw(select client|setname info config|get subscribe
-	  eval evalsha type time exists hget hgetall hmget hset hdel hincrby hlen hexists hscan
+	  eval evalsha type time exists hget hgetall hmget hset hdel hincrby hlen hexists hscan hstrlen
 	  zadd zcard zcount zlexcount zrange zrangebyscore zrangebylex zrank zrem zremrangebyrank zremrangebyscore zscore
 	  rpush lpush llen lindex lrange ltrim publish));
 $t->sql("CREATE SERVER poor FOREIGN DATA WRAPPER dq_bridge OPTIONS (socket '" . $r->socket . "');"

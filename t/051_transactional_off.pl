@@ -13,7 +13,7 @@ my $r = $t->redis;
 my $proxy = DqTest::Proxy->new($r);
 
 $t->extend('postgres', options => "host '127.0.0.1', port '" . $proxy->port . "', command_timeout '2s'");
-$t->queue('q', "transactional 'off', remove_timeout '5s'");
+$t->queue('q', "transactional 'off', remove_timeout '60s'");
 $t->queue('s', "transactional 'off', shards '3'");
 
 sub pending { return join ',', sort $t->pending('q'); }
@@ -106,8 +106,9 @@ my ($life, $number) = split /\|/, $fence{$memo};
 my ($owner, $process) = $memo =~ /^memo:(\w+):(\d+)$/;
 my ($place, $node) = ($r->cmd('HGET', 'dq:{q}:owner', 'place'), $t->sql("SELECT node FROM dq_source"));
 my $script = join "\n", map { PostgreSQL::Test::Utils::slurp_file("$FindBin::RealBin/../lua/$_.lua") } qw(lib apply);
-my @keys = ('redisson_delay_queue_timeout:{q}', 'q', 'redisson_delay_queue_channel:{q}', 'redisson_delay_queue:{q}',
-	map { "dq:{q}:$_" } qw(index fence hold claim bad owner twins held gone));
+# the names of all keys, in order, from where they are listed
+my $forms = PostgreSQL::Test::Utils::slurp_file("$FindBin::RealBin/../src/queue/keys.c");
+my @keys = map { /\{NULL/ ? 'q' : /\{"(.*?)", "(.*?)"\}/ ? "$1\{q}$2" : () } $forms =~ /\[DQ_KEY_\w+\] = (\{.*?\})/g;
 
 sub call
 {
@@ -129,6 +130,7 @@ is($r->cmd('HGET', 'dq:{q}:fence', "ver:$owner"), $version, 'calls keep no worke
 $t->sql("CREATE TABLE doc (id int); CREATE TRIGGER r AFTER DELETE ON doc FOR EACH ROW"
 	  . " EXECUTE FUNCTION dq_remove_trigger('q', 'id'); INSERT INTO doc VALUES (7);"
 	  . " SELECT dq_offer('q', 'of the row', '1 hour', 7)");
+$t->sql("ALTER FOREIGN TABLE q OPTIONS (SET remove_timeout '1s')");
 $proxy->mode_now('refuse');
 $t->fails("SELECT dq_offer('q', 'z', '1 hour')", '08006', 'an offer without Redis');
 $t->fails("SELECT dq_remove('q', 'y1')", '08006', 'a removal without Redis');

@@ -26,7 +26,7 @@ PG_FUNCTION_INFO_V1(dq_poll);
 PG_FUNCTION_INFO_V1(dq_poll_bytea);
 
 #define PAGE_ELEMENTS	100		/* of one script call and one hold */
-#define PAGE_BYTES		(512 * 1024)
+#define PAGE_BYTES		(128 * 1024)
 #define FROZEN_MS		100		/* between looks at a shard that stays not ready */
 #define LONGEST_WAIT_MS	(10 * 60 * 1000)	/* the statement's snapshot is held for as long */
 

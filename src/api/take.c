@@ -148,10 +148,11 @@ static void
 release(Asking *asking, DqRedis *redis, int shard)
 {
 	DqFence		fence;
+	int			left;
 
 	(void) dq_op_restore(redis, asking->queue->relname, &asking->keys[shard],
 						 asking->sessions[shard].session, asking->sessions[shard].floor,
-						 asking->args.source, asking->token, 1, &fence);
+						 asking->args.source, asking->token, 1, &fence, &left);
 }
 
 /* Exactly this member, in a shard that was only looked at. */

@@ -230,6 +230,25 @@ dq_loss_text(const DqLoss *loss)
 					timestamptz_to_str(dq_due_to_timestamp(loss->due)));
 }
 
+/*
+ * Is there still a row from before that table was complete? Tables need not be
+ * emptied in order: what is applied again may have been removed or replaced by what
+ * is gone.
+ */
+static bool
+has_older_rows(const DqEmptied *e, Snapshot snapshot)
+{
+	DqOutboxScan *scan = dq_outbox_scan_begin(e->shard, FullTransactionIdFromU64(0),
+											  dq_snapshot_in(e->complete)->xmax, snapshot);
+	DqRow		row;
+	bool		any = false;
+
+	while (!any && dq_outbox_scan_next(scan, &row, false))
+		any = dq_row_is_ours(&row);
+	dq_outbox_scan_end(scan);
+	return any;
+}
+
 /* What is missing at prev, see dq_loss_check; forget: and need not be remembered. */
 static bool
 sum_missing(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mark,
@@ -248,10 +267,15 @@ sum_missing(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mark,
 		int32		whose;
 
 		emptied_from_tuple(rel, tuple, &e, &whose);
-		/* what an older Redis still has may have been replaced or removed since */
 		if (whose != source->no ||
 			dq_snapshot_covers(prev, dq_snapshot_in(e.complete)) ||
-			is_settled(&e, mark, found ? e.any_due : e.due))
+			is_settled(&e, mark, e.any_due))
+			continue;
+		/*
+		 * What an older Redis still has, or an older table brings back, may have been
+		 * replaced or removed since; with neither only what was offered is missing.
+		 */
+		if (!found && is_settled(&e, mark, e.due) && !has_older_rows(&e, snapshot))
 			continue;
 		any = true;
 		loss->tasks += e.tasks;

@@ -11,6 +11,21 @@
 /* tables.c: a row as it is, xid and tli included */
 extern void dq_outbox_insert_row(DqRow *row, Oid serverid);
 
+/*
+ * emptying.c: is anything in an outbox table still needed? First looks, as many as it
+ * takes, with no more than an AccessShare lock; then, under an exclusive lock, the
+ * question whether anything was added since; then what has gone is noted.
+ */
+typedef enum DqNeed
+{
+	DQ_NEED_UNKNOWN,			/* look again */
+	DQ_NEED_ROWS,
+	DQ_NEED_NOTHING
+} DqNeed;
+extern DqNeed dq_emptying_look(Relation rel);
+extern bool dq_emptying_confirm(Relation rel);
+extern void dq_emptying_done(int64 round);
+
 /* xact.c: have the callbacks called */
 extern void dq_xact_register(void);
 

@@ -472,7 +472,8 @@ dq_op_holds_stand(DqRedis *redis, const char *queue, const DqKeys *keys,
 
 int64
 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys, const char *session,
-			  int64 floor, const char *source, const char *tokens, int n, DqFence *fence)
+			  int64 floor, const char *source, const char *tokens, int n, DqFence *fence,
+			  int *left)
 {
 	DqArg	   *args = token_args(tokens, n, 3);
 	char		least[24];
@@ -483,9 +484,10 @@ dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys, const char 
 	args[1] = ARG_INT(least, floor);
 	args[2] = DQ_ARG(source);
 	reply = call_script(redis, queue, DQ_SCRIPT_RESTORE, keys, 3 + n, args,
-						FENCE_ELEMENTS + 1);
+						FENCE_ELEMENTS + 2);
 	read_fence(reply, fence);
 	back = reply_int(reply, FENCE_ELEMENTS);
+	*left = (int) reply_int(reply, FENCE_ELEMENTS + 1);
 	dq_reply_free(reply);
 	return back;
 }

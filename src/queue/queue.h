@@ -526,10 +526,13 @@ extern int64 dq_op_reject(DqRedis *redis, const char *queue, const DqKeys *keys,
 						  int of, const char *reason, const int *which, int n,
 						  DqFence *fence);
 
-/* Put back what ended transactions held; how many tasks and elements. */
+/*
+ * Put back what ended transactions held; how many tasks and elements. *left: so many of
+ * the tokens, those taken first, are left for another call.
+ */
 extern int64 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys,
 						   const char *session, int64 floor, const char *source,
-						   const char *tokens, int n, DqFence *fence);
+						   const char *tokens, int n, DqFence *fence, int *left);
 /* producer: report; else open the shard. producers: of them, separated by spaces,
  * each must have reported, besides those whose leases are alive. */
 extern void dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,

@@ -237,19 +237,22 @@ has_ended(const DqLink *link, const DqShard *shard, const DqHold *hold)
 	return true;
 }
 
-static void
+/* Returns how many of them are left for another call: those taken first. */
+static int
 put_back(DqLink *link, DqShard *shard, const char *tokens, int n)
 {
 	DqFence		fence;
+	int			left = 0;
 
 	if (n == 0)
-		return;
+		return 0;
 	dq_shard_share_floor(shard);
 	DQ_POINT("restore.send");
 	(void) dq_op_restore(link->redis, shard->name, &shard->keys, shard->session,
-						 shard->floor, link->source, tokens, n, &fence);
+						 shard->floor, link->source, tokens, n, &fence, &left);
 	DQ_POINT("restore.received");
 	(void) dq_shard_note_fence(link, shard, &fence);
+	return left;
 }
 
 static int
@@ -269,20 +272,19 @@ static void
 put_takings_back(DqLink *link, DqShard *shard, Taking *takings, int n)
 {
 	char		tokens[MANY_TAKINGS * DQ_TOKEN_LEN];
-	int			i,
-				m = 0;
+	int			done = 0,
+				i;
 
 	if (n > 0)
 		dq_mark_put_back(shard);
 	qsort(takings, n, sizeof(Taking), taking_cmp);
-	for (i = 0; i < Min(n, MOST_TAKINGS) && shard->state == DQ_SHARD_OPEN; i++)
+	while (done < Min(n, MOST_TAKINGS) && shard->state == DQ_SHARD_OPEN)
 	{
-		memcpy(tokens + m++ * DQ_TOKEN_LEN, takings[i].token, DQ_TOKEN_LEN);
-		if (m == MANY_TAKINGS || i + 1 == Min(n, MOST_TAKINGS))
-		{
-			put_back(link, shard, tokens, m);
-			m = 0;
-		}
+		int			m = Min(MANY_TAKINGS, Min(n, MOST_TAKINGS) - done);
+
+		for (i = 0; i < m; i++)
+			memcpy(tokens + i * DQ_TOKEN_LEN, takings[done + i].token, DQ_TOKEN_LEN);
+		done += Max(m - put_back(link, shard, tokens, m), 1);
 	}
 	if (n > MOST_TAKINGS)
 	{
@@ -341,11 +343,11 @@ resolve(DqLink *link, DqShard *shard, bool *back)
 			memcpy(tokens + m++ * DQ_TOKEN_LEN, holds[i].token, DQ_TOKEN_LEN);
 			if (m == MANY_TOKENS)
 			{
-				put_back(link, shard, tokens, m);
+				(void) put_back(link, shard, tokens, m);
 				m = 0;
 			}
 		}
-		put_back(link, shard, tokens, m);
+		(void) put_back(link, shard, tokens, m);
 		if (shard->state != DQ_SHARD_OPEN)
 			return false;
 		strlcpy(shard->holds_cursor, cursor, sizeof(shard->holds_cursor));
