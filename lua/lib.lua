@@ -107,6 +107,16 @@ local function parse(m)
   return nil, 'not a packed task'
 end
 
+-- What is sent of a task when its payload is not wanted: a long member's head, and
+-- behind its score what it is ('x': nobody can read it).
+local function headed(m, score)
+  if #m <= 100 then return m, score end
+  local kind, id = parse(m)
+  if kind == 'n' then return sub(m, 1, 1 + #id + SIZE), score .. 'n' end
+  if kind == 'o' then return sub(m, 1, 8 + SIZE), score .. 'o' end
+  return '', score .. 'x'
+end
+
 -- Byte order of two strings. Lua's own < follows the locale.
 local function before(a, b)
   local n = #a

@@ -28,8 +28,8 @@
  */
 #define ID_AT_ONCE	(UINT64CONST(1) << 47)
 
-static void
-tell_once(const DqQueue *queue)
+void
+dq_tell_at_once(const DqQueue *queue)
 {
 	static bool told = false;
 
@@ -159,7 +159,7 @@ dq_offer_at_once(DqQueue *queue, bytea *payload, int64 due, bytea *key)
 	int64		seq;
 	int			shard = 0;
 
-	tell_once(queue);
+	dq_tell_at_once(queue);
 	dq_shards_resolve(queue);
 	seq = dq_outbox_next(&id);
 	if (queue->nshards > 1)
@@ -189,8 +189,8 @@ shard_index(const DqQueue *queue, int32 no)
 }
 
 /* false: what was taken is gone meanwhile, or Redis has lost it */
-static bool
-finish(DqQueue *queue, DqTaken *taken, const int64 *due, uint64 *id)
+bool
+dq_finish_at_once(DqQueue *queue, const DqTaken *taken, const DqOffering *instead, uint64 *id)
 {
 	int			shard = shard_index(queue, taken->shard);
 	DqPage	   *page = dq_page_create(CurrentMemoryContext);
@@ -200,11 +200,11 @@ finish(DqQueue *queue, DqTaken *taken, const int64 *due, uint64 *id)
 	SET_VARSIZE(token, VARHDRSZ + DQ_TOKEN_LEN);
 	memcpy(VARDATA(token), taken->token, DQ_TOKEN_LEN);
 	dq_page_remove(page, taken->member, taken->due, token);
-	if (due)
+	if (instead)
 	{
 		(void) dq_outbox_next(id);
 		*id |= ID_AT_ONCE;
-		dq_page_offer(page, *due, *id, dq_member_payload(taken->member), taken->key);
+		dq_page_offer(page, instead->due, *id, instead->payload, instead->key);
 	}
 	run_call(queue, shard, page, &taken->session, &result);
 	MemoryContextDelete(page->context);
@@ -212,11 +212,25 @@ finish(DqQueue *queue, DqTaken *taken, const int64 *due, uint64 *id)
 		return false;
 	dq_session_note(MyDatabaseId, taken->shard, result.fence.session, result.fence.version);
 	dq_hold_void(taken->token);
-	if (due)
+	if (instead)
 		DQ_COUNT(taken->shard, rescheduled, 1);
 	else
 		DQ_COUNT(taken->shard, removed, 1);
 	return true;
+}
+
+/* The same, of a task that stays what it is but for its due instant, or of none. */
+static bool
+finish(DqQueue *queue, const DqTaken *taken, const int64 *due, uint64 *id)
+{
+	DqOffering	instead;
+
+	if (due == NULL)
+		return dq_finish_at_once(queue, taken, NULL, NULL);
+	instead.due = *due;
+	instead.payload = dq_member_payload(taken->member);
+	instead.key = taken->key;
+	return dq_finish_at_once(queue, taken, &instead, id);
 }
 
 /*
@@ -231,7 +245,7 @@ dq_take_at_once(Oid relid, bytea *element, bool key_only, const int64 *due, uint
 	TimestampTz deadline = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
 													   queue->remove_timeout);
 
-	tell_once(queue);
+	dq_tell_at_once(queue);
 	for (;;)
 	{
 		DqTaken		taken;

@@ -21,8 +21,8 @@ PG_FUNCTION_INFO_V1(dq_remove);
 
 /* ---- what is recorded ---- */
 
-static void
-record_member(DqQueue *queue, int32 shard, int64 due, bytea *member, const char *hold)
+void
+dq_record_member(DqQueue *queue, int32 shard, int64 due, bytea *member, const char *hold)
 {
 	DqRow		row;
 	uint64		id;
@@ -83,12 +83,12 @@ record_taken(DqQueue *queue, DqTaken *taken)
 		 */
 		if (!dq_hold_writing(taken->shard, &taken->session))
 			return false;
-		record_member(queue, taken->shard, taken->due, taken->member, taken->token);
+		dq_record_member(queue, taken->shard, taken->due, taken->member, taken->token);
 		dq_hold_written();
 		dq_hold_keep(taken->token);
 	}
 	if (taken->is_own)
-		record_member(queue, taken->own.shard, taken->own.due,
+		dq_record_member(queue, taken->own.shard, taken->own.due,
 					  dq_member_make(taken->own.id, taken->own.payload), NULL);
 	return true;
 }

@@ -5,8 +5,6 @@
  */
 #include "postgres.h"
 
-#include <math.h>
-
 #include "access/sysattr.h"
 #include "catalog/pg_type.h"
 #include "datatype/timestamp.h"
@@ -15,6 +13,9 @@
 #include "utils/timestamp.h"
 
 #include "fdw/fdw.h"
+
+#define EPOCH_DIFF_MS \
+	((int64) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * SECS_PER_DAY * 1000)
 
 typedef struct ScanColumn
 {
@@ -34,7 +35,7 @@ struct DqColumns
 	const char *relname;
 	int			natts;
 	ScanColumn *column;			/* by attribute number - 1 */
-	bool		read_key;
+	bool		read[DQ_NUM_COLS];
 };
 
 /* What a row is made of, wherever it came from */
@@ -100,54 +101,38 @@ dq_columns_describe(const DqQueue *queue, TupleDesc desc, List *attrs)
 		column->base = getBaseType(att->atttypid);
 		getTypeInputInfo(att->atttypid, &function, &column->ioparam);
 		fmgr_info(function, &column->input);
-		if (role == DQ_COL_KEY && column->read)
-			columns->read_key = true;
+		columns->read[role] = column->read;
 	}
 	return columns;
 }
 
 bool
-dq_columns_read_key(const DqColumns *columns)
+dq_columns_read(const DqColumns *columns, DqColumnRole role)
 {
-	return columns->read_key;
+	return columns->read[role];
 }
 
 /* ---- values --------------------------------------------------------------------------- */
 
-#define EPOCH_DIFF_US \
-	((double) (POSTGRES_EPOCH_JDATE - UNIX_EPOCH_JDATE) * (double) USECS_PER_DAY)
-
-/* A score is ours (whole ms) or any double that another producer has written. */
-static TimestampTz
-score_to_timestamp(double score)
+/* Whole ms are ours, or what any double that another producer has written rounds up
+ * to. bounds.c knows the same limits. */
+TimestampTz
+dq_shown_instant(int64 ms)
 {
-	double		us = ceil(score) * 1000.0 - EPOCH_DIFF_US;
-
-	if (us >= (double) END_TIMESTAMP)
+	if (ms >= END_TIMESTAMP / 1000 + EPOCH_DIFF_MS)
 		return DT_NOEND;
-	if (us < (double) MIN_TIMESTAMP)
+	if (ms < MIN_TIMESTAMP / 1000 + EPOCH_DIFF_MS)
 		return DT_NOBEGIN;
-	return (TimestampTz) us;
-}
-
-static int64
-score_to_ms(double score)
-{
-	score = ceil(score);
-	if (score >= 9.2e18)
-		return PG_INT64_MAX;
-	if (score <= -9.2e18)
-		return -PG_INT64_MAX;
-	return (int64) score;
+	return (ms - EPOCH_DIFF_MS) * 1000;
 }
 
 static void
 task_of_redis(Task *task, const DqTask *found)
 {
-	int64		ms = score_to_ms(found->score);
+	int64		ms = found->due;
 
 	/* in our packing eight bytes are a number; anything else is shown as it is */
-	if (found->idlen == 8 && found->member_len == 17 + found->payload_len)
+	if (found->idlen == 8 && !found->old)
 	{
 		uint64		id = 0;
 
@@ -166,7 +151,7 @@ task_of_redis(Task *task, const DqTask *found)
 	task->key_len = found->key_len;
 	task->payload = found->payload;
 	task->payload_len = found->payload_len;
-	task->due_at = score_to_timestamp(found->score);
+	task->due_at = dq_shown_instant(ms);
 }
 
 static void

@@ -56,14 +56,6 @@ read_row(DqModify *modify, DqQueue *queue, TupleTableSlot *slot, DqOffered *offe
 										 DatumGetTimestampTz(value) : GetCurrentTimestamp());
 }
 
-/* Does anybody look at the row as it is stored? */
-static bool
-is_looked_at(const DqModify *modify, const ResultRelInfo *rinfo)
-{
-	return modify->checks || rinfo->ri_projectReturning || rinfo->ri_WithCheckOptions ||
-		(rinfo->ri_TrigDesc && rinfo->ri_TrigDesc->trig_insert_after_row);
-}
-
 /* false: no row is to be written, the task is in Redis (transactional off) */
 static bool
 prepare(DqModify *modify, EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot,
@@ -91,7 +83,7 @@ prepare(DqModify *modify, EState *estate, ResultRelInfo *rinfo, TupleTableSlot *
 										 offered.key, NULL, row);
 		offered.id = row->id;
 	}
-	if (is_looked_at(modify, rinfo))
+	if (dq_modify_is_seen(modify, rinfo))
 		dq_modify_show(modify, estate, rinfo, slot, &offered);
 	return !at_once;
 }

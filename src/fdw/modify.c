@@ -12,6 +12,7 @@
 #include "access/sysattr.h"
 #include "access/table.h"
 #include "catalog/pg_class.h"
+#include "commands/trigger.h"
 #include "executor/executor.h"
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
@@ -33,7 +34,7 @@
 int
 dq_is_updatable(Relation rel)
 {
-	return (1 << CMD_INSERT);
+	return (1 << CMD_INSERT) | (1 << CMD_UPDATE) | (1 << CMD_DELETE);
 }
 
 static const char *
@@ -144,12 +145,17 @@ void
 dq_begin_modify(ModifyTableState *mtstate, ResultRelInfo *rinfo, List *private,
 				int subplan, int eflags)
 {
+	DqModify   *modify;
+
 	/* plain EXPLAIN needs nothing */
 	if (eflags & EXEC_FLAG_EXPLAIN_ONLY)
 		return;
-	rinfo->ri_FdwState = modify_create(rinfo->ri_RelationDesc, mtstate->operation,
-									   mtstate->ps.state->es_query_cxt);
-	((DqModify *) rinfo->ri_FdwState)->users = 1;
+	modify = modify_create(rinfo->ri_RelationDesc, mtstate->operation,
+						   mtstate->ps.state->es_query_cxt);
+	modify->users = 1;
+	if (mtstate->operation != CMD_INSERT)
+		dq_begin_change(mtstate, modify, private);
+	rinfo->ri_FdwState = modify;
 }
 
 /* COPY, and rows that a partitioned table passes on. */
@@ -181,6 +187,8 @@ dq_end_modify(EState *estate, ResultRelInfo *rinfo)
 	if (modify == NULL || --modify->users > 0)
 		return;
 	rinfo->ri_FdwState = NULL;
+	if (modify->ahead)
+		dq_ahead_end(modify->ahead, modify);
 	MemoryContextDelete(modify->row);
 }
 
@@ -192,6 +200,16 @@ dq_modify_queue(DqModify *modify)
 }
 
 /* ---- the stored row ----------------------------------------------------------------- */
+
+bool
+dq_modify_is_seen(const DqModify *modify, const ResultRelInfo *rinfo)
+{
+	const TriggerDesc *triggers = rinfo->ri_TrigDesc;
+
+	return modify->checks || rinfo->ri_projectReturning || rinfo->ri_WithCheckOptions ||
+		(triggers && (modify->operation == CMD_UPDATE ? triggers->trig_update_after_row :
+					  triggers->trig_insert_after_row));
+}
 
 void
 dq_modify_show(DqModify *modify, EState *estate, ResultRelInfo *rinfo,

@@ -9,7 +9,10 @@
 
 #include "fdw/fdw.h"
 
+#include "api/api.h"
 #include "nodes/execnodes.h"
+
+#define DQ_IDENTITY_COLUMNS 4
 
 /* Slots of the list that PlanForeignModify makes */
 typedef enum DqModifyPrivate
@@ -29,8 +32,13 @@ typedef struct DqModify
 	AttrNumber	column[DQ_NUM_COLS];
 	Oid			type[DQ_NUM_COLS];
 	bool		gives_ids;		/* ids and shards in the rows to insert are no mistake */
-	bool		shows;			/* somebody looks at the row as it is stored */
 	bool		checks;			/* constraints, or the bounds of a partition */
+	/* of UPDATE and DELETE */
+	DqTaker    *taker;
+	struct DqAhead *ahead;
+	bool		ahead_of_turn;	/* removals may be recorded before it comes */
+	bool		sets[DQ_NUM_COLS];	/* by UPDATE */
+	DqColumns  *returning;		/* of DELETE, NULL: nothing */
 } DqModify;
 
 /* A task to offer, from a row of the table. */
@@ -45,6 +53,8 @@ typedef struct DqOffered
 
 /* modify.c */
 extern DqQueue *dq_modify_queue(DqModify *modify);
+/* Does anybody look at the row as it is stored? */
+extern bool dq_modify_is_seen(const DqModify *modify, const ResultRelInfo *rinfo);
 /* Put id, due instant and shard of what is stored into the row, and check it. */
 extern void dq_modify_show(DqModify *modify, EState *estate, ResultRelInfo *rinfo,
 						   TupleTableSlot *slot, const DqOffered *stored);
@@ -67,6 +77,24 @@ extern TupleTableSlot **dq_insert_batch(EState *estate, ResultRelInfo *rinfo,
 										TupleTableSlot **slots, TupleTableSlot **plans,
 										int *nslots);
 extern int	dq_batch_size(ResultRelInfo *rinfo);
+
+/* change.c */
+extern void dq_begin_change(ModifyTableState *mtstate, DqModify *modify, List *private);
+extern TupleTableSlot *dq_delete(EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot,
+								 TupleTableSlot *plan);
+extern TupleTableSlot *dq_update(EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot,
+								 TupleTableSlot *plan);
+
+/* identity.c */
+extern void dq_identity_find(List *targetlist, AttrNumber *attnos);
+extern bool dq_identity_read(TupleTableSlot *slot, const AttrNumber *attnos,
+							 DqMember *member);
+
+/* ahead.c */
+typedef struct DqAhead DqAhead;
+extern DqAhead *dq_ahead_begin(ModifyTableState *mtstate, DqModify *modify);
+extern DqMember *dq_ahead_member(DqAhead *ahead, DqModify *modify, TupleTableSlot *slot);
+extern void dq_ahead_end(DqAhead *ahead, DqModify *modify);
 
 /* truncate.c */
 extern void dq_truncate(List *rels, DropBehavior behavior, bool restart_seqs);

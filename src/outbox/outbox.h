@@ -225,6 +225,18 @@ extern bool dq_outbox_is_covered(int32 shard, const DqSnapshot *prev,
 extern bool dq_outbox_concerns(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
 							   Snapshot snapshot, const bytea *element,
 							   const bytea *member);
+/* ---- concerns.c ------------------------------------------------------------------- */
+
+/* The same for a statement that takes many tasks of a shard, by exact member. */
+typedef struct DqConcerns DqConcerns;
+extern DqConcerns *dq_concerns_create(MemoryContext context, int32 shard);
+extern void dq_concerns_read(DqConcerns *c, const DqSnapshot *prev, const DqSnapshot *old,
+							 Snapshot snapshot);
+/* key: of the task, or NULL. false is certain, true is not. */
+extern bool dq_concerns_has(const DqConcerns *c, const bytea *member, const bytea *key);
+
+/* ---- lookups.c -------------------------------------------------------------------- */
+
 /* Is there a row of this transaction with this token (DQ_TOKEN_LEN bytes)? */
 extern bool dq_outbox_has_row(int32 shard, FullTransactionId xid, const char *token,
 							  Snapshot snapshot);
@@ -352,6 +364,8 @@ typedef struct DqOwnTask
 
 /* The own pending task that an element names (DESIGN: key, id, payload). */
 extern bool dq_own_find(DqQueue *queue, const bytea *element, DqOwnTask *task);
+/* The task with this id: 'o' an own pending one, 'g' one that is gone again, else 0 */
+extern char dq_own_task(int32 shard, int64 due, uint64 id, DqOwnTask *task);
 /* ids (8 bytes each) of the removed tasks with this payload, one after the other */
 extern char *dq_own_removed_ids(DqQueue *queue, const bytea *payload, size_t *len);
 extern bool dq_own_has_removed(int32 shard, const bytea *member);
@@ -372,8 +386,9 @@ extern void dq_hold_keep(const char *token);
  * be lost, write nothing and ask anew. */
 extern bool dq_hold_writing(int32 shard, const DqSession *session);
 extern void dq_hold_written(void);
-/* Tokens of this transaction that stand for nothing: they may be taken over. */
-extern const char *dq_holds_left(int *n);
+/* Tokens of this transaction that stand for nothing: they may be taken over. palloc'd */
+extern char *dq_holds_left(int *n);
+extern bool dq_hold_is_left(const char *token);
 
 /* ---- xact.c: transaction callbacks -------------------------------------------------- */
 

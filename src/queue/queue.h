@@ -402,6 +402,59 @@ extern void dq_op_hold(DqRedis *redis, const char *queue, const DqKeys *keys,
 					   int from, int to, int home,
 					   const DqSession *sessions, const DqHoldArgs *args,
 					   DqFound *found);
+/* ---- take.c ------------------------------------------------------------------- */
+
+/* One of many exact tasks to hold. */
+typedef struct DqTake
+{
+	/* asked for */
+	double		score;
+	bool		old;			/* in Redisson's old packing */
+	unsigned char idlen;
+	const char *id;				/* bytes */
+	char		token[DQ_TOKEN_LEN];
+	bool		take_over;		/* from the hold with the token below */
+	char		from[DQ_TOKEN_LEN];
+	/* answer */
+	bool		answered;
+	bytea	   *member;			/* NULL: it is not there */
+	bytea	   *key;			/* NULL: keyless, or not known to the index */
+	bool		held;			/* another hold stands, and this is whose */
+	DqHold		holder;
+} DqTake;
+
+typedef struct DqTakeArgs
+{
+	const DqSession *session;
+	const char *source;
+	uint64		incarnation;
+	uint64		xid;
+	uint64		subxid;
+} DqTakeArgs;
+
+/* Of the shard, from the last script that ran. */
+typedef struct DqTakeResult
+{
+	DqFence		fence;
+	char	   *prev;
+	char	   *cur;
+	char	   *old;
+	char	   *owner_source;
+	char	   *owner_place;
+} DqTakeResult;
+
+/*
+ * Hold tasks of one shard: a pipeline of scripts of some hundred tasks. Each answer is
+ * given to `taken` while Redis works on the next. Tasks that are not answered (the
+ * status is not DQ_OK, or the bytes were too many) may be asked for again. Cheapest in
+ * order of score and id.
+ */
+typedef void (*DqTakenCallback) (void *arg, DqTake **tasks, int n,
+								 const DqTakeResult *result);
+extern void dq_op_take(DqRedis *redis, const char *queue, const DqKeys *keys,
+					   const DqTakeArgs *args, DqTake **tasks, int n,
+					   DqTakenCallback taken, void *arg);
+
 /* One bounded step of the search by payload among tasks the index does not know;
  * true when it has ended (found or not). The cursor begins as NULL, NULL. */
 extern bool dq_op_find_scan(DqRedis *redis, const char *queue, const DqKeys *keys,
@@ -424,37 +477,139 @@ extern void dq_op_transfer_send(DqRedis *redis, const DqKeys *keys,
 extern void dq_op_transfer_result(DqRedis *redis, DqTransferResult *result,
 								  DqReply **error);
 
-/* One page of pending tasks in (due, member) order. */
+/* ---- reading.c: tasks as the scripts find them -------------------------------- */
+
+/* A score as whole ms, rounded up, as a due instant is shown */
+extern int64 dq_score_ms(double score);
+
 typedef struct DqTask
 {
 	double		score;
-	const char *member;			/* whole member */
+	int64		due;			/* ms, rounded up */
+	const char *member;			/* whole member; cut: its head, without payload */
 	size_t		member_len;
+	bool		cut;
 	bool		readable;		/* false: not a member we understand */
+	bool		old;			/* old format */
 	const char *idbytes;
 	size_t		idlen;
-	const char *payload;
+	const char *payload;		/* NULL if cut */
 	size_t		payload_len;
-	const char *key;			/* NULL: keyless */
+	const char *key;			/* NULL: keyless, or not asked for */
 	size_t		key_len;
 } DqTask;
-typedef struct DqRange
+
+/* The fence as it stood when tasks were read */
+typedef struct DqReadFence
 {
 	DqFence		fence;
-	char	   *prev;			/* first page only (want_fence) */
+	char	   *prev;			/* snapshots as text, "" none or not asked for */
 	char	   *cur;
 	char	   *old;
+} DqReadFence;
+
+/* Instants in ms: due > after and due <= upto */
+typedef struct DqDueRange
+{
+	int64		after;			/* DQ_DUE_MIN: no bound */
+	int64		upto;			/* DQ_DUE_MAX: no bound */
+} DqDueRange;
+
+#define DQ_DUE_MIN PG_INT64_MIN
+#define DQ_DUE_MAX PG_INT64_MAX
+
+/* A place in the order of a scan; all zero: the beginning */
+typedef struct DqCursor
+{
+	int			range;			/* of the list, counted from 0 */
+	char	   *score;			/* NULL: the range's beginning */
+	bytea	   *member;
+} DqCursor;
+
+typedef struct DqRangeArgs
+{
+	const char *source;
+	bool		want_fence;
+	bool		want_keys;
+	bool		reverse;		/* the latest first */
+	bool		cut;			/* no long payloads */
+	int			limit;			/* tasks */
+	size_t		max_bytes;
+	const DqDueRange *ranges;	/* not overlapping, in the order of reading */
+	int			nranges;		/* at least 1 */
+	DqCursor	from;
+} DqRangeArgs;
+
+/* One page of pending tasks in (due, member) order. */
+typedef struct DqRange
+{
+	DqReadFence fence;
 	DqTask	   *tasks;
 	int			ntasks;
+	int64		bytes;			/* sent by Redis */
 	bool		end;
-	/* cursor for the next page */
-	char	   *cursor_score;
-	bytea	   *cursor_member;
+	DqCursor	next;			/* of the next page */
 } DqRange;
+
+/* Everything in the current memory context, which must live as long as the page. */
 extern void dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
-						const char *source, const char *cursor_score,
-						const bytea *cursor_member, int limit, size_t max_bytes,
-						bool want_keys, bool want_fence, DqRange *range);
+						const DqRangeArgs *args, DqRange *range);
+/* The same of n shards in one pipeline, each page in a context of its own. */
+extern void dq_op_ranges(DqRedis *redis, const char *queue, int n, const DqKeys *keys,
+						 const DqRangeArgs *args, MemoryContext *contexts,
+						 DqRange *ranges);
+
+/* A task to look for by its key, or by its id */
+typedef struct DqSought
+{
+	bool		by_key;
+	const char *data;			/* key; or the head of the member: length byte and
+								 * id, of the old format the id alone */
+	size_t		len;
+	int64		due;			/* ms, by id */
+} DqSought;
+
+typedef struct DqHits
+{
+	DqReadFence fence;
+	int			done;			/* so many have been looked for, from the first on */
+	DqTask	   *tasks;			/* in no order */
+	int			ntasks;
+	List	   *inexact;		/* which of them (ids) may also be among scores that
+								 * are no whole numbers: read that millisecond */
+	int64		bytes;
+} DqHits;
+extern void dq_op_lookup(DqRedis *redis, const char *queue, const DqKeys *keys,
+						 const char *source, bool want_fence, bool cut,
+						 const DqSought *sought, int n, DqHits *hits);
+
+typedef struct DqCount
+{
+	DqReadFence fence;
+	int64		tasks;
+	bool		doubtful;		/* there may be some among them that nobody can read */
+	int64		first;			/* due of the first and the last, if there are any */
+	int64		last;
+	int64		bytes;
+} DqCount;
+
+/* More ranges are not counted in one script. */
+#define DQ_COUNT_RANGES 1000
+extern void dq_op_count(DqRedis *redis, const char *queue, const DqKeys *keys,
+						const char *source, const DqDueRange *ranges, int nranges,
+						DqCount *count);
+
+typedef struct DqSample
+{
+	int64		pending;		/* without held ones */
+	int			done;			/* so many ranks have been looked at */
+	DqTask	   *tasks;
+	int			ntasks;
+} DqSample;
+/* Tasks by their ranks (from 0). */
+extern void dq_op_sample(DqRedis *redis, const char *queue, const DqKeys *keys,
+						 const char *source, const int64 *ranks, int n,
+						 DqSample *sample);
 
 /* Read the fence record; renews the lease if session is given and ours. */
 typedef struct DqStatusArgs

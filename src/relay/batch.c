@@ -350,6 +350,8 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		shard->prepared = dq_batch_cut(shard, scan, scratch);
 		if (shard->prepared == NULL)
 		{
+			if (batch->bad)
+				dq_shard_note_error(link, shard, batch->bad, false);
 			more = true;
 			continue;
 		}

@@ -24,6 +24,20 @@ lease_ms(const DqLink *link)
 
 /* ---- errors of one shard ---- */
 
+/* What many shards say of one server, or one again and again, is said once a minute. */
+bool
+dq_link_is_news(DqLink *link, const char *message)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (strcmp(link->logged, message) == 0 &&
+		!TimestampDifferenceExceeds(link->logged_at, now, 60000))
+		return false;
+	strlcpy(link->logged, message, sizeof(link->logged));
+	link->logged_at = now;
+	return true;
+}
+
 void
 dq_shard_note_error(DqLink *link, DqShard *shard, const char *message, bool transient)
 {
@@ -37,18 +51,10 @@ dq_shard_note_error(DqLink *link, DqShard *shard, const char *message, bool tran
 	strlcpy(shard->stats.last_error, message, DQ_ERROR_LEN);
 	shard->stats.last_error_at = GetCurrentTimestamp();
 	shard->publish = true;
-	/* what many shards say of one server is said once */
-	if (strcmp(link->logged, message) == 0 &&
-		!TimestampDifferenceExceeds(link->logged_at, GetCurrentTimestamp(), 60000))
-		news = false;
-	if (news)
-	{
-		strlcpy(link->logged, message, sizeof(link->logged));
-		link->logged_at = GetCurrentTimestamp();
+	if (news && dq_link_is_news(link, message))
 		ereport(LOG,
 				(errmsg("dq_bridge: shard \"%s\" of server \"%s\" waits: %s",
 						shard->name, link->server_name, message)));
-	}
 }
 
 /*
@@ -469,8 +475,13 @@ receive_status(DqLink *link, DqRequest *request)
 	dq_shard_note_numbers(link, shard, &record);
 	if (!dq_shard_note_fence(link, shard, &fence))
 		return;
-	/* what a dead session has left; nobody told us */
-	if (record.holds > 0)
+	/*
+	 * What a dead session has left; nobody told us. While a transaction has many it
+	 * would be told from the rest at the cost of reading them all: seldom.
+	 */
+	if (record.holds > 0 &&
+		TimestampDifferenceExceeds(shard->holds_at, GetCurrentTimestamp(),
+								   Min(record.holds / 20, 10000)))
 		shard->holds_due = shard->holds_anew = true;
 	/* PO 5a holds for an idle reply as well: who wrote the fence last? */
 	if (shard->pages_in_flight == 0 && !shard->broken &&

@@ -402,6 +402,7 @@ dq_holds_resolve(DqLink *link)
 		if (!wants_resolving(shard, now))
 			continue;
 		shard->holds_anew = false;
+		shard->holds_at = now;
 		shard->holds_seen = shard->seen_number;
 		shard->holds_due = !resolve(link, shard, &back);
 		if (back && shard->stats.rollbacks != rollbacks)

@@ -29,6 +29,8 @@ extern void dq_bridge_free(DqBridge *bridge);
  * again.
  */
 extern long dq_bridge_round(DqBridge *bridge);
+/* The last round has aborted a transaction: ordinary session locks went with it. */
+extern bool dq_bridge_aborted(const DqBridge *bridge);
 extern void dq_bridge_reset(DqBridge *bridge);
 /* The subscription's socket for the worker's WaitEventSet, or PGINVALID_SOCKET;
  * changes after a reset or reconnect. */

@@ -90,6 +90,7 @@ typedef struct DqBatch
 	int64		resolved_seq;
 	bytea	   *resolved;		/* exact member here, NULL: nothing, or elsewhere */
 	int64		resolved_due;
+	char	   *bad;			/* what is wrong with the row that stands next */
 } DqBatch;
 
 typedef struct DqCut
@@ -176,6 +177,7 @@ typedef struct DqShard
 	List	   *blockers;		/* FullTransactionIds: told true, and the hold is gone */
 	bool		holds_due;		/* look at them */
 	bool		holds_anew;		/* ... even if nothing more is applied */
+	TimestampTz holds_at;		/* of the last look at them */
 	uint64		holds_seen;		/* seen_number at the last look */
 	char		holds_cursor[24];
 
@@ -276,6 +278,7 @@ struct DqBridge
 	bool		own_xact;
 	bool		no_transfer;
 	bool		gone;
+	bool		aborted;		/* the last round has aborted a transaction */
 	uint64		completions;	/* xactCompletionCount when the catalogs were looked at */
 	bool		looked;
 	int			scan_interval;
@@ -388,6 +391,7 @@ extern bool dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fen
 extern void dq_shard_share_floor(DqShard *shard);
 extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */
 extern void dq_exchange_receive(DqLink *link, int n);	/* the first n replies */
+extern bool dq_link_is_news(DqLink *link, const char *message);
 extern void dq_shard_note_error(DqLink *link, DqShard *shard, const char *message,
 								bool transient);
 /* its page breaks the connection: out of the way for ten seconds */
