@@ -125,6 +125,7 @@ CREATE TABLE @extschema@.dq_emptied (
   tasks pg_catalog.int8 NOT NULL,       -- offers
   due pg_catalog.int8 NOT NULL,         -- the largest of theirs
   any_due pg_catalog.int8 NOT NULL,     -- of removed and replaced tasks as well
+  last_seq pg_catalog.int8 NOT NULL,    -- nothing in it took what was offered after this
   newest pg_catalog.timestamptz NOT NULL,
   PRIMARY KEY (shard, round)
 );

@@ -14,6 +14,7 @@
 #include "access/genam.h"
 #include "access/relscan.h"
 #include "access/stratnum.h"
+#include "access/table.h"
 #include "access/tableam.h"
 #include "executor/tuptable.h"
 #include "miscadmin.h"
@@ -27,9 +28,12 @@
 #include "utils/xid8.h"
 
 #define SLICE_MS	20
+#define MANY_XIDS	10000		/* that are looked up in other tables */
+#define MANY_ROWS	20000		/* beyond a number, after which none before it come */
 
 /* columns of an outbox table that are read here */
 #define ANUM_XID	1
+#define ANUM_SEQ	2
 #define ANUM_DUE	3
 #define ANUM_AT		5
 #define ANUM_SHARD	6
@@ -53,6 +57,11 @@ typedef struct ShardRows
 {
 	DqEmptied	sum;
 	DqSnapshot *applied;		/* by its mark */
+	/* transactions that took tasks away here and may have rows in other tables */
+	FullTransactionId elsewhere;	/* first one that has some there */
+	FullTransactionId *xids;
+	int			nxids;
+	int			maxxids;
 } ShardRows;
 
 static void
@@ -98,6 +107,25 @@ lost_shards(void)
 	return lost;
 }
 
+/* The first transaction with rows of the shard in other tables than the one looked at. */
+static FullTransactionId
+first_elsewhere(int32 shard, Snapshot snapshot)
+{
+	FullTransactionId first = FullTransactionIdFromU64(PG_UINT64_MAX);
+	int			i;
+
+	for (i = 0; i < DQ_NUM_OUTBOX; i++)
+	{
+		FullTransactionId xid;
+
+		if (dq_outbox_relation(i) != looking.relid &&
+			dq_outbox_first(i, shard, snapshot, &xid) &&
+			FullTransactionIdPrecedes(xid, first))
+			first = xid;
+	}
+	return first;
+}
+
 static ShardRows *
 rows_of_shard(int32 shard, Snapshot snapshot)
 {
@@ -117,15 +145,35 @@ rows_of_shard(int32 shard, Snapshot snapshot)
 	rows->sum.shard = shard;
 	rows->sum.complete = dq_mark_get(shard, snapshot, &mark) ? mark.applied : "";
 	rows->applied = dq_snapshot_in(rows->sum.complete);
+	rows->elsewhere = first_elsewhere(shard, snapshot);
 	looking.shards = lcons(rows, looking.shards);
 	MemoryContextSwitchTo(old);
 	return rows;
 }
 
+static void
+note_xid(ShardRows *rows, FullTransactionId xid)
+{
+	if (FullTransactionIdPrecedes(xid, rows->elsewhere) || rows->nxids > MANY_XIDS ||
+		(rows->nxids > 0 && FullTransactionIdEquals(rows->xids[rows->nxids - 1], xid)))
+		return;
+	if (rows->nxids == rows->maxxids)
+	{
+		int			more = Max(2 * rows->maxxids, 64);
+
+		rows->xids = rows->xids ? repalloc(rows->xids, more * sizeof(FullTransactionId))
+			: MemoryContextAlloc(looking.context, more * sizeof(FullTransactionId));
+		rows->maxxids = more;
+	}
+	rows->xids[rows->nxids++] = xid;
+}
+
 /* What would be missing with it. */
 static void
-add_row(DqEmptied *sum, const DqRow *row, bool keyed)
+add_row(ShardRows *rows, const DqRow *row, bool keyed)
 {
+	DqEmptied  *sum = &rows->sum;
+
 	sum->newest = Max(sum->newest, row->at);
 	if (dq_row_offers(row) || row->op == DQ_OP_RESCHEDULE_ELEMENT)
 	{
@@ -134,6 +182,11 @@ add_row(DqEmptied *sum, const DqRow *row, bool keyed)
 	}
 	if (row->op == DQ_OP_CONSUME)
 		return;
+	if (keyed || !dq_row_offers(row))
+	{
+		sum->last_seq = Max(sum->last_seq, row->seq);
+		note_xid(rows, row->xid);
+	}
 	/* which task went for a key or an element, and when that was due, it does not say */
 	if (keyed || row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_RESCHEDULE_ELEMENT ||
 		row->op == DQ_OP_REMOVE_KEY || row->op == DQ_OP_MOVE_NAMED)
@@ -148,6 +201,7 @@ row_from_slot(TupleTableSlot *slot, DqRow *row, bool *keyed)
 	bool		isnull;
 
 	row->xid = DatumGetFullTransactionId(slot_getattr(slot, ANUM_XID, &isnull));
+	row->seq = DatumGetInt64(slot_getattr(slot, ANUM_SEQ, &isnull));
 	row->due = DatumGetInt64(slot_getattr(slot, ANUM_DUE, &isnull));
 	row->at = DatumGetTimestampTz(slot_getattr(slot, ANUM_AT, &isnull));
 	/* a resolution, of shard -n, is needed as long as its element */
@@ -215,7 +269,7 @@ dq_emptying_look(Relation rel)
 			need = DQ_NEED_ROWS;
 			break;
 		}
-		add_row(&rows->sum, &row, keyed);
+		add_row(rows, &row, keyed);
 	}
 	ExecDropSingleTupleTableSlot(slot);
 	table_endscan(scan);
@@ -257,6 +311,24 @@ has_rows(Relation rel, Oid index, int32 shard, FullTransactionId from,
 	return found;
 }
 
+/* Has a loss been found since, so that what had been applied is needed again? */
+static bool
+marks_stand(Snapshot snapshot)
+{
+	ListCell   *lc;
+
+	foreach(lc, looking.shards)
+	{
+		ShardRows  *rows = lfirst(lc);
+		DqMark		mark;
+
+		if (!dq_mark_get(rows->sum.shard, snapshot, &mark) ||
+			!dq_snapshot_covers(dq_snapshot_in(mark.applied), rows->applied))
+			return false;
+	}
+	return true;
+}
+
 /*
  * Under the exclusive lock nobody can add a row: has a transaction done so that had
  * not ended when the look began? (A resolution alone is no more needed than its
@@ -270,13 +342,16 @@ dq_emptying_confirm(Relation rel)
 	const DqSnapshot *begun = looking.begun;
 	List	   *indexes = RelationGetIndexList(rel);
 	Oid			index = linitial_oid(indexes);
-	bool		added = false;
+	bool		added = !marks_stand(snapshot);
 	ListCell   *lc;
 
 	foreach(lc, dq_shards_list(InvalidOid))
 	{
 		int32		shard = ((DqShardRow *) lfirst(lc))->no;
 		int			i;
+
+		if (added)
+			break;
 
 		CHECK_FOR_INTERRUPTS();
 		added = has_rows(rel, index, shard, begun->xmax, end, snapshot);
@@ -287,8 +362,6 @@ dq_emptying_confirm(Relation rel)
 			FullTransactionIdAdvance(&next);
 			added = has_rows(rel, index, shard, begun->xip[i], next, snapshot);
 		}
-		if (added)
-			break;
 	}
 	UnregisterSnapshot(snapshot);
 	if (added)
@@ -296,7 +369,43 @@ dq_emptying_confirm(Relation rel)
 	return !added;
 }
 
-/* The table is empty now, as of this round. */
+/*
+ * A batch is in order of the last number of each transaction: where those stand that
+ * took tasks away here, and have gone on in another table.
+ */
+static void
+find_last(ShardRows *rows)
+{
+	Snapshot	snapshot;
+	DqOutboxScan *scan = NULL;
+	int			i;
+
+	if (rows->nxids == 0)
+		return;
+	if (rows->nxids > MANY_XIDS)
+	{
+		rows->sum.last_seq = PG_INT64_MAX;
+		return;
+	}
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	for (i = 0; i < rows->nxids; i++)
+	{
+		FullTransactionId next = rows->xids[i];
+		DqRow		row;
+
+		FullTransactionIdAdvance(&next);
+		if (scan == NULL)
+			scan = dq_outbox_scan_begin(rows->sum.shard, rows->xids[i], next, snapshot);
+		else
+			dq_outbox_scan_seek(scan, rows->sum.shard, rows->xids[i], next, 0);
+		while (dq_outbox_scan_next(scan, &row, false))
+			rows->sum.last_seq = Max(rows->sum.last_seq, row.seq);
+	}
+	dq_outbox_scan_end(scan);
+	UnregisterSnapshot(snapshot);
+}
+
+/* The table is about to be emptied, in this round. */
 void
 dq_emptying_done(int64 round)
 {
@@ -306,8 +415,53 @@ dq_emptying_done(int64 round)
 	{
 		ShardRows  *rows = lfirst(lc);
 
+		find_last(rows);
 		rows->sum.round = round;
 		dq_emptied_note(&rows->sum);
 	}
 	forget();
+}
+
+/*
+ * Would the outbox bring back a task of the shard that was offered before this number
+ * and that the mark does not call delivered? What was removed or replaced by rows
+ * that have gone since is among these. Tables are in order of numbers but for those
+ * in flight, so far beyond the number the look ends.
+ */
+bool
+dq_outbox_brings_back(int32 shard, int64 before, const DqMark *mark, Snapshot snapshot)
+{
+	DqSnapshot *settled = dq_snapshot_in(mark->settled);
+	bool		found = false;
+	int			i;
+
+	for (i = 0; i < DQ_NUM_OUTBOX && !found; i++)
+	{
+		Relation	rel = table_open(dq_outbox_relation(i), AccessShareLock);
+		TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
+		TupleTableSlot *slot = table_slot_create(rel, NULL);
+		int			beyond = 0;
+
+		while (!found && beyond < MANY_ROWS &&
+			   table_scan_getnextslot(scan, ForwardScanDirection, slot))
+		{
+			DqRow		row;
+			bool		keyed;
+
+			CHECK_FOR_INTERRUPTS();
+			row_from_slot(slot, &row, &keyed);
+			if (row.seq >= before)
+			{
+				beyond++;
+				continue;
+			}
+			beyond = 0;
+			found = row.shard == shard && dq_row_offers(&row) && dq_row_is_ours(&row) &&
+				!(row.due <= mark->due && dq_snapshot_sees(settled, row.tli, row.xid));
+		}
+		ExecDropSingleTupleTableSlot(slot);
+		table_endscan(scan);
+		table_close(rel, AccessShareLock);
+	}
+	return found;
 }

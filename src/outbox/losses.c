@@ -10,6 +10,7 @@
 
 #include "compat.h"
 #include "outbox/outbox.h"
+#include "outbox/outbox_private.h"
 
 #include "access/genam.h"
 #include "access/heapam.h"
@@ -33,6 +34,7 @@ enum
 	Anum_emptied_tasks,
 	Anum_emptied_due,
 	Anum_emptied_any_due,
+	Anum_emptied_last_seq,
 	Anum_emptied_newest,
 	Natts_emptied = Anum_emptied_newest
 };
@@ -76,6 +78,7 @@ emptied_from_tuple(Relation rel, HeapTuple tuple, DqEmptied *e, int32 *source)
 	e->tasks = DatumGetInt64(values[Anum_emptied_tasks - 1]);
 	e->due = DatumGetInt64(values[Anum_emptied_due - 1]);
 	e->any_due = DatumGetInt64(values[Anum_emptied_any_due - 1]);
+	e->last_seq = DatumGetInt64(values[Anum_emptied_last_seq - 1]);
 	e->newest = DatumGetTimestampTz(values[Anum_emptied_newest - 1]);
 }
 
@@ -92,6 +95,7 @@ insert_emptied(Relation rel, const DqEmptied *e)
 	values[Anum_emptied_tasks - 1] = Int64GetDatum(e->tasks);
 	values[Anum_emptied_due - 1] = Int64GetDatum(e->due);
 	values[Anum_emptied_any_due - 1] = Int64GetDatum(e->any_due);
+	values[Anum_emptied_last_seq - 1] = Int64GetDatum(e->last_seq);
 	values[Anum_emptied_newest - 1] = TimestampTzGetDatum(e->newest);
 	dq_store_insert(rel, values, nulls);
 }
@@ -105,6 +109,7 @@ join_emptied(DqEmptied *into, const DqEmptied *later)
 	into->tasks += later->tasks;
 	into->due = Max(into->due, later->due);
 	into->any_due = Max(into->any_due, later->any_due);
+	into->last_seq = Max(into->last_seq, later->last_seq);
 	into->newest = Max(into->newest, later->newest);
 }
 
@@ -230,25 +235,6 @@ dq_loss_text(const DqLoss *loss)
 					timestamptz_to_str(dq_due_to_timestamp(loss->due)));
 }
 
-/*
- * Is there still a row from before that table was complete? Tables need not be
- * emptied in order: what is applied again may have been removed or replaced by what
- * is gone.
- */
-static bool
-has_older_rows(const DqEmptied *e, Snapshot snapshot)
-{
-	DqOutboxScan *scan = dq_outbox_scan_begin(e->shard, FullTransactionIdFromU64(0),
-											  dq_snapshot_in(e->complete)->xmax, snapshot);
-	DqRow		row;
-	bool		any = false;
-
-	while (!any && dq_outbox_scan_next(scan, &row, false))
-		any = dq_row_is_ours(&row);
-	dq_outbox_scan_end(scan);
-	return any;
-}
-
 /* What is missing at prev, see dq_loss_check; forget: and need not be remembered. */
 static bool
 sum_missing(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mark,
@@ -272,10 +258,12 @@ sum_missing(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mark,
 			is_settled(&e, mark, e.any_due))
 			continue;
 		/*
-		 * What an older Redis still has, or an older table brings back, may have been
-		 * replaced or removed since; with neither only what was offered is missing.
+		 * What an older Redis still has, or the outbox brings back from before (tables
+		 * need not be emptied in order), may have been replaced or removed since; with
+		 * neither only what was offered is missing.
 		 */
-		if (!found && is_settled(&e, mark, e.due) && !has_older_rows(&e, snapshot))
+		if (!found && is_settled(&e, mark, e.due) &&
+			!dq_outbox_brings_back(shard, e.last_seq, mark, snapshot))
 			continue;
 		any = true;
 		loss->tasks += e.tasks;

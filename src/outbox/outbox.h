@@ -321,6 +321,7 @@ typedef struct DqEmptied
 	int64		due;			/* the largest of theirs (ms) */
 	int64		any_due;		/* of theirs and of tasks that were removed or
 								 * replaced; INT64_MAX: not known */
+	int64		last_seq;		/* what was offered after it, nothing in there took */
 	TimestampTz newest;
 } DqEmptied;
 

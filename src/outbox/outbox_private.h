@@ -10,6 +10,9 @@
 
 /* tables.c: a row as it is, xid and tli included */
 extern void dq_outbox_insert_row(DqRow *row, Oid serverid);
+/* the first transaction with rows of a shard in one table; false: none */
+extern bool dq_outbox_first(int table, int32 shard, Snapshot snapshot,
+							FullTransactionId *xid);
 
 /*
  * emptying.c: is anything in an outbox table still needed? First looks, as many as it
@@ -25,6 +28,9 @@ typedef enum DqNeed
 extern DqNeed dq_emptying_look(Relation rel);
 extern bool dq_emptying_confirm(Relation rel);
 extern void dq_emptying_done(int64 round);
+/* Would rows that are left bring back what rows that have gone took away? */
+extern bool dq_outbox_brings_back(int32 shard, int64 before, const DqMark *mark,
+								  Snapshot snapshot);
 
 /* xact.c: have the callbacks called */
 extern void dq_xact_register(void);

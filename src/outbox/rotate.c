@@ -250,9 +250,9 @@ try_empty(Relation rotation, int table, int64 round, int current, bool *again)
 	*again = need == DQ_NEED_UNKNOWN;
 	if (need == DQ_NEED_NOTHING)
 	{
+		dq_emptying_done(round);
 		give_new_storage(rel);
 		write_round(rotation, round, current, table);
-		dq_emptying_done(round);
 	}
 	table_close(rel, NoLock);
 	if (need != DQ_NEED_NOTHING)

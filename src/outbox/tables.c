@@ -595,3 +595,17 @@ dq_outbox_has_written(int32 shard, FullTransactionId xid, int64 seq, TimestampTz
 	UnregisterSnapshot(snapshot);
 	return result;
 }
+
+bool
+dq_outbox_first(int table, int32 shard, Snapshot snapshot, FullTransactionId *xid)
+{
+	DqOutboxScan *scan = dq_outbox_scan_begin(shard, FullTransactionIdFromU64(0),
+											  FullTransactionIdFromU64(PG_UINT64_MAX),
+											  snapshot);
+	bool		has = scan->table[table].has;
+
+	if (has)
+		*xid = FullTransactionIdFromU64(scan->table[table].xid);
+	dq_outbox_scan_end(scan);
+	return has;
+}
