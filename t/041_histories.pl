@@ -17,7 +17,7 @@ use Test::More;
 use Time::HiRes qw(time sleep);
 
 $SIG{PIPE} = 'IGNORE';
-my $histories = $ENV{DQ_HISTORIES} || rounds(40, 2000);
+my $histories = $ENV{DQ_HISTORIES} || rounds(20, 2000);
 my $seed = defined $ENV{DQ_SEED} ? $ENV{DQ_SEED} : 1 + int(rand(1_000_000)) * 10;
 my $batch_size = 10;
 
