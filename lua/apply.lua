@@ -8,21 +8,49 @@
 --   'k' due place payload key        offer with key: replaces the pending one
 --   'r' member due token             remove exactly this member; ends the hold
 --   's' due place payload key token  where a removed task goes instead; key '' none
+--   'm' member due place             move it, if nobody holds it; keeps payload and key
 --   'c' token n                      n elements taken from the ready list are consumed
 --   'x' key                          remove the task with this key
+-- A call of a queue that is not transactional: 1 may be '' (any session), 4 '!' and
+--   the number of the asking process, 5 'life|number' of the call, 6 place, 7 '1':
+--   producer, 8 node, 9 unused.
 -- Reply: common part, tasks added, tasks removed.
 -- Safe twice: the fence moves with the data, so a page whose predecessor is not
--- where the fence stands writes nothing (PO 3, PO 4). Cost: ~6 us an operation.
+-- where the fence stands writes nothing (PO 3, PO 4). A call moves no fence; its
+-- answer is remembered for its process instead, the same call gets the same answer,
+-- and an older one is refused. Cost: ~6 us an operation.
 local source = ARGV[3]
+local at_once = sub(ARGV[4], 1, 1) == '!' and 'memo:' .. source .. ':' .. sub(ARGV[4], 2)
 local wrong = types()
 if wrong then return wrong end
-local no = refused(ARGV[1], tonumber(ARGV[2]), source)
+local no = not (at_once and ARGV[1] == '') and refused(ARGV[1], tonumber(ARGV[2]), source)
 if no then return reply(no, source, 0, 0) end
-local _, _, _, position = fence(source)
-if position ~= ARGV[4] then return reply(POSITION, source, 0, 0) end
+if at_once then
+  local o = call('HMGET', OWNER, 'source', 'place')
+  if ARGV[7] ~= '1' and o[1] and (o[1] ~= source or o[2] ~= ARGV[6]) then
+    return reply(NOTOWNER, source, 0, 0)
+  end
+  local f = call('HMGET', FENCE, 'node:' .. ARGV[8], at_once)
+  if f[1] and f[1] ~= source then return reply(NODE, source, 0, 0) end
+  local life, number, added, removed = string.match(f[2] or '', '^(%d+)|(%d+)|(%d+)|(%d+)$')
+  local mine, this = string.match(ARGV[5], '^(%d+)|(%d+)$')
+  if not mine then return redis.error_reply('ERR dq_bridge: call ' .. ARGV[5]) end
+  if life == mine and number == this then
+    return reply(OK, source, tonumber(added), tonumber(removed))
+  end
+  if life == mine and tonumber(number) > tonumber(this) then return reply(POSITION, source, 0, 0) end
+  -- it removes what it has taken, or does nothing
+  if ARGV[12] == 'r' then
+    local h = hold(ARGV[15] or '')
+    if not h or h.dead then return reply(OK, source, 0, 0) end
+  end
+else
+  local _, _, _, position = fence(source)
+  if position ~= ARGV[4] then return reply(POSITION, source, 0, 0) end
+end
 
 -- arguments are counted before the first write
-local SHAPE = {o = 4, k = 5, s = 6, r = 4, c = 3, x = 2}
+local SHAPE = {o = 4, k = 5, s = 6, r = 4, m = 4, c = 3, x = 2}
 local at, stop = 12, #ARGV
 for _ = 1, tonumber(ARGV[11]) do
   local n = SHAPE[ARGV[at] or '']
@@ -49,13 +77,15 @@ local function is_gone(id)
 end
 
 -- The first write, and one that is refused when memory is short.
-call('HINCRBY', FENCE, 'ver:' .. source, 1)
+-- (A call is no part of what heals, and who enters does not wait for a quiet moment.)
+call('HINCRBY', FENCE, (at_once and 'calls:' or 'ver:') .. source, 1)
 -- Rights that are needed later fail here, before any task has moved.
 call('ZREM', PENDING, NOTHING)
 call('HDEL', INDEX, NOTHING)
 call('ZREM', TWINS, NOTHING)
 call('ZREM', HELD, NOTHING)
 call('HDEL', HOLD, NOTHING)
+call('HDEL', TAKEN, NOTHING)
 
 local added, removed, indexed = 0, 0, 0
 local zadd, hset, twins, dead = {}, {}, {}, {}
@@ -144,54 +174,55 @@ local function goes_on(key, token)
 end
 
 local z, f = 0, 0
+local function offer(due, place, payload, key)
+  local field = key and 'k' .. key
+  if field and seen[field] then
+    flush()
+    z, f = 0, 0
+  end
+  local id = sub(place, 7)
+  zadd[z + 1], zadd[z + 2] = due, pack(id, payload)
+  z = z + 2
+  if field then
+    f = f + 1
+    fields[f], places[f], keys[f], ids[f] = field, place, key, id
+    seen[field] = place
+  elseif index then
+    f = f + 1
+    fields[f], places[f] = payload_field(payload), place
+  end
+end
+
 at = 12
 while at <= stop do
   local op = ARGV[at]
   if op == 'o' then
-    local place, payload = ARGV[at + 2], ARGV[at + 3]
-    if not is_gone(sub(place, 7)) then
-      zadd[z + 1], zadd[z + 2] = ARGV[at + 1], pack(sub(place, 7), payload)
-      z = z + 2
-      if index then
-        f = f + 1
-        fields[f], places[f] = payload_field(payload), place
-      end
+    if not is_gone(sub(ARGV[at + 2], 7)) then
+      offer(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
     end
     at = at + 4
   elseif op == 'k' and not is_gone(sub(ARGV[at + 2], 7)) then
-    local place, payload, key = ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-    local field = 'k' .. key
-    if seen[field] then
-      flush()
-      z, f = 0, 0
-    end
-    local id = sub(place, 7)
-    zadd[z + 1], zadd[z + 2] = ARGV[at + 1], pack(id, payload)
-    z = z + 2
-    f = f + 1
-    fields[f], places[f], keys[f], ids[f] = field, place, key, id
-    seen[field] = place
+    offer(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4])
     at = at + 5
   else
     flush()
     z, f = 0, 0
     local n, known = 0, 0
     if op == 's' then
-      local place, key = ARGV[at + 2], ARGV[at + 4]
-      local id = sub(place, 7)
-      if not is_gone(id) and goes_on(key, ARGV[at + 5]) then
-        zadd[1], zadd[2], z = ARGV[at + 1], pack(id, ARGV[at + 3]), 2
-        if key ~= '' then
-          fields[1], places[1], keys[1], ids[1], f = 'k' .. key, place, key, id, 1
-          seen['k' .. key] = place
-        elseif index then
-          fields[1], places[1], f = payload_field(ARGV[at + 3]), place, 1
-        end
+      local key = ARGV[at + 4]
+      if not is_gone(sub(ARGV[at + 2], 7)) and goes_on(key, ARGV[at + 5]) then
+        offer(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], key ~= '' and key or nil)
       end
     elseif op == 'r' then
       n, known = remove_write(ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
       if n == 0 then bury_write(ARGV[at + 1]) end
+    elseif op == 'm' then
+      local kind, id, payload = parse(ARGV[at + 1])
+      local key = kind == 'n' and #id == 8 and call('HGET', INDEX, 'i' .. id)
+      if kind then n, known = take_write(ARGV[at + 1]) end
+      if n > 0 then offer(ARGV[at + 2], ARGV[at + 3], payload, key) end
     elseif op == 'c' then
+      call('HDEL', TAKEN, ARGV[at + 1])
       if call('HDEL', HOLD, ARGV[at + 1]) == 1 then
         call('HINCRBY', FENCE, 'polled', -tonumber(ARGV[at + 2]))
       end
@@ -216,14 +247,19 @@ local function put(field, value)
   set[#set + 1] = value
 end
 local cur = ARGV[7]
-if ARGV[8] == '1' then
+if at_once then
+  -- the node is left to who enters: this source may be rolled back
+  set = {at_once, ARGV[5] .. '|' .. added .. '|' .. removed}
+elseif ARGV[8] == '1' then
   if cur == '' then cur = call('HGET', FENCE, 'cur:' .. source) or '' end
   put('prev:', cur)
   put('cur:', '')
 elseif cur ~= '' then
   put('cur:', cur)
 end
-if ARGV[9] == '' then
+if at_once then
+  -- no snapshots
+elseif ARGV[9] == '' then
   call('HDEL', FENCE, 'old:' .. source)
 elseif ARGV[9] ~= '=' then
   put('old:', ARGV[9])

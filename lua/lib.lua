@@ -1,12 +1,12 @@
 -- lib.lua: goes before every other script. Key names, the fence, members, the
 -- index. Nothing in here writes unless its name says so.
 --
--- KEYS (the same thirteen for every script, all in one hash slot): pending set,
+-- KEYS (the same fourteen for every script, all in one hash slot): pending set,
 -- ready list, channel, companion list, index, fence, hold, claim, quarantine,
--- owner, twins, held, gone.
+-- owner, twins, held, gone, taken.
 local PENDING, READY, CHANNEL, INDEX, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[5], KEYS[6]
 local HOLD, BAD, OWNER, TWINS = KEYS[7], KEYS[9], KEYS[10], KEYS[11]
-local HELD, GONE = KEYS[12], KEYS[13]
+local HELD, GONE, TAKEN = KEYS[12], KEYS[13], KEYS[14]
 local call, sub, byte, char = redis.call, string.sub, string.byte, string.char
 local floor = math.floor
 
@@ -25,6 +25,7 @@ local function types()
   return typed(PENDING, 'zset') or typed(INDEX, 'hash') or typed(FENCE, 'hash')
     or typed(TWINS, 'zset') or typed(BAD, 'hash') or typed(OWNER, 'hash')
     or typed(HOLD, 'hash') or typed(HELD, 'zset') or typed(GONE, 'zset')
+    or typed(TAKEN, 'hash')
 end
 
 local function counter(text)
@@ -104,6 +105,16 @@ local function parse(m)
     return 'o', sub(m, 1, 8), sub(m, 9 + SIZE)
   end
   return nil, 'not a packed task'
+end
+
+-- What is sent of a task when its payload is not wanted: a long member's head, and
+-- behind its score what it is ('x': nobody can read it).
+local function headed(m, score)
+  if #m <= 100 then return m, score end
+  local kind, id = parse(m)
+  if kind == 'n' then return sub(m, 1, 1 + #id + SIZE), score .. 'n' end
+  if kind == 'o' then return sub(m, 1, 8 + SIZE), score .. 'o' end
+  return '', score .. 'x'
 end
 
 -- Byte order of two strings. Lua's own < follows the locale.
@@ -255,9 +266,9 @@ end
 -- A held task is in HELD instead of PENDING, with its token behind the member. Its
 -- index entries stay; they do not count as `indexed` meanwhile. HOLD: token ->
 -- source|incarnation|xid|subxid|kind|dead|due|known| and the body: kind 'h' a task,
--- body its member; kind 'l' elements taken from the ready list, body each as Lc0, and
--- in the place of due a number that grows from one taking to the next. `polled` in
--- FENCE counts the elements under such holds.
+-- body its member; kind 'l' elements taken from the ready list, which lie in TAKEN under
+-- the same token, each as Lc0, and in the place of due a number that grows from one
+-- taking to the next. `polled` in FENCE counts the elements under such holds.
 -- A dead one (the task was replaced or removed by somebody else) has no body.
 
 local function record(source, incarnation, xid, subxid, kind, dead, due, known, body)
@@ -276,9 +287,9 @@ local function hold(token)
     head = sub(r, 1, at - 1)}
 end
 
--- The elements of a hold of kind 'l', in order.
-local function elements(body)
-  local at, items = 1, {}
+-- The elements under a hold of kind 'l', in order.
+local function elements(token)
+  local at, items, body = 1, {}, call('HGET', TAKEN, token) or ''
   while at <= #body do
     local item
     item, at = struct.unpack('Lc0', body, at)
@@ -313,13 +324,14 @@ local function back_write(token, h)
     if h.known and entry(h.body, h.due) then known = 1 end
     back = 1
   else
-    local items = elements(h.body)
+    local items = elements(token)
     back = #items
     local turned = {}
     for i = 1, back do turned[i] = items[back + 1 - i] end
     for i = 1, back, 1000 do
       call('LPUSH', READY, unpack(turned, i, i + 999 < back and i + 999 or back))
     end
+    call('HDEL', TAKEN, token)
     call('HINCRBY', FENCE, 'polled', -back)
   end
   call('HDEL', HOLD, token)

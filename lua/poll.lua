@@ -28,12 +28,13 @@ if open ~= 1 then return answer(FROZEN, 0) end
 local length = call('LLEN', READY)
 if token == '' then return answer(OK, length) end
 local standing = hold(token)
-if standing then return answer(OK, length, elements(standing.body)) end
+if standing then return answer(OK, length, elements(token)) end
 if length == 0 then return answer(OK, 0) end
 
 -- Rights that are needed later fail here, before anything has moved.
 local number = call('HINCRBY', FENCE, 'ver:' .. source, 1)
 call('HDEL', HOLD, NOTHING)
+call('HDEL', TAKEN, NOTHING)
 call('LTRIM', READY, 0, -1)
 call('LRANGE', READY, 0, 0)
 
@@ -52,8 +53,8 @@ while n < limit and (n == 0 or bytes < most) do
   end
   if #some < want then break end
 end
-call('HSET', HOLD, token, record(source, ARGV[5], ARGV[6], ARGV[7], 'l', 0, digits(number), 0,
-  table.concat(packed)))
+call('HSET', TAKEN, token, table.concat(packed))
+call('HSET', HOLD, token, record(source, ARGV[5], ARGV[6], ARGV[7], 'l', 0, digits(number), 0, ''))
 call('HINCRBY', FENCE, 'polled', n)
 call('LTRIM', READY, n, -1)
 return answer(OK, length - n, items)

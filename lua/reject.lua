@@ -12,11 +12,12 @@ if wrong then return wrong end
 local no = refused(ARGV[1], tonumber(ARGV[2]), source)
 if no then return reply(no, source, 0) end
 local h = hold(token)
-local items = h and h.kind == 'l' and elements(h.body)
+local items = h and h.kind == 'l' and elements(token)
 if not items or #items ~= tonumber(ARGV[5]) then return reply(OK, source, 0) end
 
 call('HINCRBY', FENCE, 'ver:' .. source, 1)
 call('HDEL', HOLD, NOTHING)
+call('HDEL', TAKEN, NOTHING)
 local bad = 0
 for i = 8, #ARGV do
   local at = tonumber(ARGV[i])
@@ -38,9 +39,10 @@ for i = 1, #items do
   if items[i] then packed[#packed + 1] = struct.pack('Lc0', #items[i], items[i]) end
 end
 if #packed == 0 then
+  call('HDEL', TAKEN, token)
   call('HDEL', HOLD, token)
 else
-  call('HSET', HOLD, token, h.head .. table.concat(packed))
+  call('HSET', TAKEN, token, table.concat(packed))
 end
 call('HINCRBY', FENCE, 'polled', -bad)
 return reply(OK, source, bad)

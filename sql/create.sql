@@ -62,7 +62,7 @@ SELECT try($$CREATE FOREIGN TABLE c3 (id text, what text) SERVER create_a$$);
 SELECT try($$CREATE FOREIGN TABLE c3 (id uuid) SERVER create_a$$);
 SELECT try($$CREATE FOREIGN TABLE c3 (due_at timestamp) SERVER create_a$$);
 SELECT try($$CREATE FOREIGN TABLE c3 (shard bigint) SERVER create_a$$);
-SELECT try($$CREATE FOREIGN TABLE c3 (payload text GENERATED ALWAYS AS ('x') STORED) SERVER create_a$$);
+SELECT try($$CREATE FOREIGN TABLE c3 (shard int GENERATED ALWAYS AS (1) STORED) SERVER create_a$$);
 SELECT try($$ALTER FOREIGN TABLE c1 ADD COLUMN what text$$);
 SELECT try($$ALTER TABLE c1 RENAME COLUMN payload TO body$$);
 SELECT try($$ALTER TABLE c1 ALTER COLUMN due_at TYPE text$$);
@@ -140,11 +140,7 @@ SELECT try($$SELECT dq_offer('parent', 'x', '1s')$$);
 SELECT try($$SELECT dq_offer(0::regclass, 'x', '1s')$$);
 SELECT try($$SELECT dq_on_ddl()$$);
 
--- not a way to write yet, and no way to lock
-SELECT try($$INSERT INTO q (payload) VALUES ('x')$$);
-SELECT try($$UPDATE q SET payload = 'x'$$);
-SELECT try($$DELETE FROM q$$);
-SELECT try($$TRUNCATE q$$);
+-- no way to lock
 SELECT try($$SELECT * FROM q FOR UPDATE$$);
 SELECT try($$SELECT * FROM parted FOR SHARE$$);
 

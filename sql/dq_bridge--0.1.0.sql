@@ -45,6 +45,17 @@ CREATE TABLE @extschema@.dq_source (
 COMMENT ON TABLE @extschema@.dq_source IS
 'identities of this database towards Redis; the one in force is the row that was born here';
 
+-- Starts of this server, as far as its workers saw them: a copied data directory
+-- does not share what its original writes later.
+CREATE TABLE @extschema@.dq_lives (
+  life pg_catalog.text NOT NULL PRIMARY KEY,
+  started pg_catalog.timestamptz NOT NULL,
+  tli pg_catalog.int4 NOT NULL,
+  lsn pg_catalog.int8 NOT NULL          -- earlier lives ended here
+);
+COMMENT ON TABLE @extschema@.dq_lives IS
+'starts of this server, by which a copied data directory is told from its original';
+
 -- Shards of queues, numbered; what the outbox rows refer to.
 CREATE TABLE @extschema@.dq_shards (
   no pg_catalog.int4 NOT NULL PRIMARY KEY,
@@ -114,6 +125,7 @@ CREATE TABLE @extschema@.dq_emptied (
   tasks pg_catalog.int8 NOT NULL,       -- offers
   due pg_catalog.int8 NOT NULL,         -- the largest of theirs
   any_due pg_catalog.int8 NOT NULL,     -- of removed and replaced tasks as well
+  last_seq pg_catalog.int8 NOT NULL,    -- nothing in it took what was offered after this
   newest pg_catalog.timestamptz NOT NULL,
   PRIMARY KEY (shard, round)
 );
@@ -123,6 +135,7 @@ COMMENT ON TABLE @extschema@.dq_emptied IS
 -- Losses that could not be made good, until dq_resume accepts them.
 CREATE TABLE @extschema@.dq_losses (
   shard pg_catalog.int4 NOT NULL PRIMARY KEY,
+  source pg_catalog.int4 NOT NULL,      -- dq_source.no
   since pg_catalog.timestamptz NOT NULL,
   tasks pg_catalog.int8 NOT NULL,
   newest pg_catalog.timestamptz NOT NULL,
@@ -160,6 +173,7 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.dq_source', '');
 -- Rows of these tables are this database's own: a logical subscriber that has
 -- the extension must not get them (inserts are not decoded at all).
 ALTER TABLE @extschema@.dq_source REPLICA IDENTITY NOTHING;
+ALTER TABLE @extschema@.dq_lives REPLICA IDENTITY NOTHING;
 ALTER TABLE @extschema@.dq_shards REPLICA IDENTITY NOTHING;
 ALTER TABLE @extschema@.dq_rotation REPLICA IDENTITY NOTHING;
 ALTER TABLE @extschema@.dq_emptied REPLICA IDENTITY NOTHING;

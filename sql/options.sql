@@ -86,15 +86,16 @@ SELECT o, d, on_server(o, d), v, on_server(o, v) FROM (VALUES
 SELECT o, on_server(o, 'x') FROM unnest('{nodes,master_name,tls_ca_file,tls_cert_file,tls_key_file}'::text[]) o;
 SELECT o, on_mapping(o, 'x') FROM unnest('{sentinel_username,sentinel_password}'::text[]) o;
 SELECT o, d, on_queue(o, d), v, on_queue(o, v) FROM (VALUES
-  ('list', 'off', 'on'), ('codec', 'raw', 'kryo5'), ('transactional', 'on', 'off'),
+  ('list', 'off', 'on'), ('codec', 'raw', 'kryo5'),
   ('stream_maxlen', '0', '1000'), ('concurrency', '1', '2'), ('max_attempts', '20', '3'),
   ('backoff', '1000ms', '2s'), ('backoff_max', '60min', '1d'),
   ('handler_timeout', '300s', '1min'), ('rate', '0', '10'),
   ('contents', 'pending', 'ready')) t(o, d, v);
 SELECT o, on_queue(o, 'x') FROM unnest('{sink,handler,notify}'::text[]) o;
-SELECT v, try(format('CREATE FOREIGN TABLE options_q (payload text OPTIONS (on_error %L)) SERVER options_fixed', v))
-  FROM unnest(ARRAY['null', 'error']) v;
-DROP FOREIGN TABLE options_q;
+SELECT on_queue('transactional', 'off'), on_queue('transactional', 'maybe');
+SELECT v, try(format('CREATE FOREIGN TABLE options_%s (payload text OPTIONS (on_error %L)) SERVER options_fixed', v, v))
+  FROM unnest(ARRAY['null', 'error', 'skip']) v;
+DROP FOREIGN TABLE options_null, options_error;
 
 -- ALTER is checked as well, and what is fixed at creation stays
 CREATE FOREIGN TABLE options_q (payload text) SERVER options_fixed OPTIONS (shards '2');

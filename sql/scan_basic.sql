@@ -106,11 +106,12 @@ COMMIT;
 SET enable_material = off;
 SELECT count(*) FROM (VALUES (1), (2), (3)) v(i), LATERAL (SELECT id FROM q WHERE i > 0 LIMIT 1200) x;
 RESET enable_material;
--- (18 prints rows with decimals)
+-- (18 prints rows with decimals, and bytes are not always the same)
 CREATE FUNCTION explained(sql text) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE line text;
 BEGIN
   FOR line IN EXECUTE 'EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) ' || sql LOOP
+    CONTINUE WHEN line LIKE '%Bytes%';
     RETURN NEXT regexp_replace(line, 'rows=(\d+)\.00', 'rows=\1');
   END LOOP;
 END $$;

@@ -13,8 +13,10 @@
 #error dq_bridge needs PostgreSQL 15 or later
 #endif
 
+#include "access/htup_details.h"
 #include "access/transam.h"
 #include "access/xlog.h"
+#include "fmgr.h"
 #include "utils/rel.h"
 
 /* varlena macros left postgres.h in 16 */
@@ -68,17 +70,55 @@
 
 /* foreign paths got the pushed clauses in 17, the count of disabled nodes in 18 */
 #if PG_VERSION_NUM >= 180000
-#define dq_create_foreignscan_path(root, rel, rows, startup, total, outer) \
+#define dq_create_foreignscan_path(root, rel, rows, startup, total, keys, outer, private) \
 	create_foreignscan_path((root), (rel), NULL, (rows), 0, (startup), (total), \
-							NIL, (outer), NULL, NIL, NIL)
+							(keys), (outer), NULL, NIL, (private))
+#define dq_create_foreign_upper_path(root, rel, target, rows, startup, total, private) \
+	create_foreign_upper_path((root), (rel), (target), (rows), 0, (startup), (total), \
+							  NIL, NULL, NIL, (private))
 #elif PG_VERSION_NUM >= 170000
-#define dq_create_foreignscan_path(root, rel, rows, startup, total, outer) \
+#define dq_create_foreignscan_path(root, rel, rows, startup, total, keys, outer, private) \
 	create_foreignscan_path((root), (rel), NULL, (rows), (startup), (total), \
-							NIL, (outer), NULL, NIL, NIL)
+							(keys), (outer), NULL, NIL, (private))
+#define dq_create_foreign_upper_path(root, rel, target, rows, startup, total, private) \
+	create_foreign_upper_path((root), (rel), (target), (rows), (startup), (total), \
+							  NIL, NULL, NIL, (private))
 #else
-#define dq_create_foreignscan_path(root, rel, rows, startup, total, outer) \
+#define dq_create_foreignscan_path(root, rel, rows, startup, total, keys, outer, private) \
 	create_foreignscan_path((root), (rel), NULL, (rows), (startup), (total), \
-							NIL, (outer), NULL, NIL)
+							(keys), (outer), NULL, (private))
+#define dq_create_foreign_upper_path(root, rel, target, rows, startup, total, private) \
+	create_foreign_upper_path((root), (rel), (target), (rows), (startup), (total), \
+							  NIL, NULL, (private))
+#endif
+
+/* 17 looks at statistics to guess how long an array is */
+#if PG_VERSION_NUM >= 170000
+#define dq_estimate_array_length(root, array) estimate_array_length((root), (array))
+#else
+#define dq_estimate_array_length(root, array) ((double) estimate_array_length(array))
+#endif
+
+/*
+ * 18 names a sort direction apart from btree, and keeps the members of an equivalence
+ * class that are of child tables in lists of their own.
+ */
+#ifdef DQ_USE_PLANNER
+#include "access/stratnum.h"
+#include "nodes/pathnodes.h"
+#include "optimizer/paths.h"
+#if PG_VERSION_NUM >= 180000
+#define dq_pathkey_descends(key) ((key)->pk_cmptype == COMPARE_GT)
+#define dq_ascending_pathkey(root, ec, opfamily) \
+	make_canonical_pathkey((root), (ec), (opfamily), COMPARE_LT, false)
+#define DQ_EC_CHILD_MEMBERS(ec, relid) \
+	((relid) < (ec)->ec_childmembers_size ? (ec)->ec_childmembers[(relid)] : NIL)
+#else
+#define dq_pathkey_descends(key) ((key)->pk_strategy == BTGreaterStrategyNumber)
+#define dq_ascending_pathkey(root, ec, opfamily) \
+	make_canonical_pathkey((root), (ec), (opfamily), BTLessStrategyNumber, false)
+#define DQ_EC_CHILD_MEMBERS(ec, relid) NIL
+#endif
 #endif
 
 /* EXPLAIN's parts moved out of its header in 18 */
@@ -96,6 +136,32 @@
 	object_ownercheck(RelationRelationId, (relid), (role))
 #else
 #define dq_owns_relation(relid, role) pg_class_ownercheck((relid), (role))
+#endif
+
+/* newer minor releases mark tuples that are values, until their header is used */
+#ifdef HEAP_IS_DATUM
+#define DqTupleIsNoDatum(header) ((header)->t_infomask &= ~HEAP_IS_DATUM)
+#else
+#define DqTupleIsNoDatum(header) ((void) 0)
+#endif
+
+/* 16 taught input functions to refuse without raising; false: refused */
+#if PG_VERSION_NUM >= 160000
+#include "nodes/miscnodes.h"
+static inline bool
+dq_input_function_soft(FmgrInfo *function, char *str, Oid ioparam, int32 typmod, Datum *result)
+{
+	ErrorSaveContext refused = {T_ErrorSaveContext};
+
+	return InputFunctionCallSafe(function, str, ioparam, typmod, (Node *) &refused, result);
+}
+#else
+static inline bool
+dq_input_function_soft(FmgrInfo *function, char *str, Oid ioparam, int32 typmod, Datum *result)
+{
+	*result = InputFunctionCall(function, str, ioparam, typmod);
+	return true;
+}
 #endif
 
 #ifndef PGDLLEXPORT

@@ -131,4 +131,15 @@ ok(abs($a - 1500) < 200 && abs($b - 250) < 200, 'C5 fractions honoured');
 $t->fails("SELECT dq_offer('q', 'x', NULL)", '22004', 'a NULL delay');
 $t->fails("SELECT dq_offer_at('q', 'x', NULL)", '22004', 'a NULL instant');
 
+# a trigger that takes a task back does not ask when it would have been due
+$t->queue('trig');
+$t->sql(<<'SQL');
+CREATE TABLE appointments (id int, due timestamptz);
+INSERT INTO appointments VALUES (1, 'infinity'), (2, '-infinity'), (3, 'infinity');
+CREATE TRIGGER o AFTER UPDATE ON appointments FOR EACH ROW EXECUTE FUNCTION dq_offer_trigger('trig', 'due', 'id');
+SQL
+is($t->sql("UPDATE appointments SET due = NULL WHERE id < 3; SELECT count(*) FROM trig"), 0, 'C7 an infinite instant becomes NULL: no error');
+is($t->sql("UPDATE appointments SET due = '2100-01-01', id = 4 WHERE id = 3; SELECT string_agg(key, ',') FROM trig"), 4, 'C7 or another one, under another key');
+$t->fails("UPDATE appointments SET due = 'infinity'", '22008', 'C7 as a new instant it is refused');
+
 $t->finish;

@@ -56,4 +56,29 @@ $t->fails("CREATE FOREIGN TABLE spy (payload text) SERVER redis OPTIONS (queue '
 $t->queue('w', "shards '2'");
 $t->fails("CREATE FOREIGN TABLE spy (payload text) SERVER redis OPTIONS (queue '{w#0}')", '42710', 'a shard by its own name too');
 
+# SERIALIZABLE: what the library reads of its own tables is no data of the
+# application's, so no two transactions depend on each other through it (F30)
+{
+	my @s = map { $t->session } 1, 2;
+
+	$t->sql("SELECT dq_offer('q', 'other', '1 hour', 'o1'), dq_offer('q', 'other', '1 hour', 'o2')");
+	$t->sync;
+	$_->run("BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT 1") for @s;
+	for my $i (0, 1)
+	{
+		is($s[$i]->run("SELECT dq_remove('q', 'nosuch'), dq_offer('q', 'mine', '1 hour', 'm$i') IS NOT NULL"), 'f|t', "session $i: looks and offers");
+		is($s[$i]->run("SELECT dq_remove('q', 'm$i')"), 't', '... removes its own');
+		is($s[$i]->run("SELECT dq_remove('q', 'o' || $i + 1)"), 't', '... removes another');
+		$s[$i]->run("SELECT dq_offer('q', 'stays', '1 hour')");
+		is($s[$i]->run("SELECT count(*) FROM q WHERE payload = 'stays'"), 1, '... reads the queue: its own offer');
+		is($s[$i]->run("SELECT count(dq_offer('q', payload, '1 hour')) FROM q WHERE payload = 'stays'"), 1, '... and not what the command itself offers');
+		$s[$i]->run("SELECT count(*) FROM dq_stats; SELECT dq_sync('q', '10 ms')");
+	}
+	is($s[0]->run("SELECT count(*) FROM pg_locks WHERE mode = 'SIReadLock' AND relation >= 16384"), 0, 'nothing of what was read is marked');
+	is($s[0]->run('COMMIT'), '', 'the first one commits');
+	is($s[1]->run('COMMIT'), '', 'and so does the second one');
+	is($t->sql("SELECT count(*) FROM q WHERE payload = 'stays'"), 4, 'with what both have offered');
+	$_->quit for @s;
+}
+
 done_testing();

@@ -19,7 +19,7 @@ sub clock
 {
 	my ($shift) = @_;
 	mkdir $dir;
-	for my $name (qw(status enter))
+	for my $name (qw(status lib))
 	{
 		my $text = PostgreSQL::Test::Utils::slurp_file("$FindBin::RealBin/../lua/$name.lua");
 		$text =~ s/call\('TIME'\)/call('TIME')\n  t[1] = tostring(tonumber(t[1]) + $shift)/ or die "no TIME in $name.lua";

@@ -1,5 +1,5 @@
-# What somebody writes into the fence of one shard stops that shard alone, with a
-# reason; mended, it goes on. Damaged index entries lead nowhere. F34; G9
+# What somebody writes into the fence of one shard, or into its rows of the outbox,
+# stops that shard alone, with a reason; mended, it goes on. Damaged index entries lead nowhere. F34; G9
 use strict;
 use warnings;
 use FindBin;
@@ -76,5 +76,22 @@ $t->sql("SELECT dq_offer('good', 'g'), dq_offer('q', 'q')");
 is(($r->cmd('BLPOP', 'good', 15) || [])->[1], 'g', 'index of a wrong type: the other queue goes on');
 $r->cmd('RENAME', 'kept{q}', $index);
 is(($r->cmd('BLPOP', 'q', 15) || [])->[1], 'q', '... and mended, this one too');
+
+# a row of the outbox that means nothing, or lacks what it needs
+for ([ 'op', "'?'", qr/unknown operation "\?"/, "'o'" ], [ 'payload', 'NULL', qr/lacks a value of operation "o"/, "'\\x71'" ])
+{
+	my ($column, $bad, $text, $good) = @$_;
+	$t->sql("SELECT dq_worker_stop()");
+	$t->sql("SELECT dq_offer('good', 'g'), dq_offer('q', 'before'), dq_offer('q', 'q')");
+	my $seq = $t->sql("SELECT last_value FROM dq_outbox_seq");
+	$t->sql("UPDATE dq_outbox_$_ SET $column = $bad WHERE seq = $seq") for 0 .. 2;
+	$t->sql("SELECT dq_worker_start()");
+	is(($r->cmd('BLPOP', 'good', 15) || [])->[1], 'g', "a bad $column in the outbox: the other queue goes on");
+	ok($t->wait_state('q', 'parked', deadline => 20), '... this one is parked');
+	like($t->stat('q', 'last_error'), $text, '... and says why');
+	is($t->stat('good', 'state'), 'running', '... the other is not said to be down');
+	$t->sql("UPDATE dq_outbox_$_ SET $column = $good WHERE seq = $seq") for 0 .. 2;
+	is(join(',', map { ($r->cmd('BLPOP', 'q', 15) || [])->[1] } 1, 2), 'before,q', '... mended, it goes on');
+}
 
 $t->finish;

@@ -18,6 +18,7 @@ $t->queue('goes', "on_data_loss 'continue'");
 $t->queue('delivered');
 $t->queue('keyed');
 $t->queue('fresh');
+$t->queue('other');
 
 sub pending { my ($q) = @_; return $r->cmd('ZCARD', DqTest::Redis::pending_key($q)); }
 sub state { my ($q) = @_; return $t->stat($q, 'state'); }
@@ -116,10 +117,76 @@ ok($t->wait_state('keyed', 'data_loss'), 'an old save without operations that ca
 $t->sql("SELECT dq_resume('keyed')");
 ok($t->wait_state('keyed', 'running'), 'accepted');
 
+# ---- a session that keeps dq_resume open holds up nobody (G9) ------------------------------
+my $s = $t->session;
+$s->run("BEGIN; SELECT dq_resume('goes')");
+$t->sql("SELECT count(dq_offer('keyed', 'long' || i, '1 hour')) FROM generate_series(1, 5) i");
+age();
+$r->cmd('FLUSHALL');
+$t->sql("SELECT dq_offer('other', 'meanwhile')");
+is(($r->cmd('BLPOP', 'other', 15) || [])->[1], 'meanwhile', 'G9 other queues go on');
+$s->run('COMMIT');
+$s->quit;
+ok($t->wait_state('keyed', 'data_loss'), 'and the loss is noted when it has ended');
+
+# ---- keyed tasks for many windows, all of them delivered: no loss ------------------------
+# transactions that run while another table takes over, several rows each
+$t->queue('steady');
+my @writers = map { $t->session } 1 .. 3;
+my $until = time() + 8;
+for (my $i = 1; time() < $until; $i++)
+{
+	my $w = $writers[ $i % 3 ];
+	my $k = $i % 7;
+	$w->run("BEGIN; SELECT dq_offer('steady', 'first $i', '300 ms', '$k'), dq_offer('steady', 'x $i', '300 ms')");
+	sleep(0.05);
+	$writers[ ($i + 1) % 3 ]->run("SELECT dq_offer('steady', 'between $i', '300 ms', 'b$k')");
+	$w->run("SELECT dq_remove('steady', 'x $i'), dq_offer('steady', 'second $i', '300 ms', '$k'); COMMIT");
+	$r->cmd('DEL', 'steady');
+}
+$_->quit for @writers;
+$t->sync;
+sleep(1);
+$r->cmd('DEL', 'steady');
+my $read = now_ms();
+ok(poll_until(sub { $t->sql("SELECT count(*) FROM dq_marks m JOIN dq_shards s ON s.no = m.shard WHERE s.name = 'steady' AND due >= $read") > 0 }), 'all are known to be delivered');
+cmp_ok($t->sql("SELECT count(*) FROM dq_emptied e JOIN dq_shards s ON s.no = e.shard WHERE s.name = 'steady' AND any_due > due"), '>', 0,
+	'of what was emptied it is not known which tasks were replaced');
+$t->sql("SELECT dq_offer('steady', 'pending', '1 hour', 'p')");
+$t->sync;
+$r->cmd('DEL', @{ $r->cmd('KEYS', '*{steady}*') });
+ok(poll_until(sub { pending('steady') == 1 }), 'it heals');
+sleep(1.5);
+is(state('steady'), 'running', 'and nothing is missing')
+  or diag($t->stat('steady', 'last_error') . "\n" . $t->sql("SELECT string_agg(e::text, ' / ') FROM dq_emptied e JOIN dq_shards s ON s.no = e.shard WHERE s.name = 'steady'"));
+is($r->cmd('LLEN', 'steady'), 0, 'nothing comes again');
+
+# ---- emptied out of order: the offer is still there, its removal is not -----------------
+age();
+$t->queue('pinned');
+$t->sql("SELECT dq_offer('pinned', 'removed', '1 hour', 'f')");
+$t->sync;
+my $rows = join ' UNION ALL ', map { "SELECT $_ AS tbl FROM dq_outbox_$_" } 0 .. 2;
+my $first = $t->sql("SELECT DISTINCT tbl FROM ($rows) x");
+my $lock = $t->session;
+$lock->run("BEGIN; LOCK TABLE dq_outbox_$first IN ACCESS SHARE MODE");
+ok(poll_until(sub { $t->sql("SELECT tbl FROM dq_rotation ORDER BY round DESC LIMIT 1") != $first }),
+	'another table takes rows');
+is($t->sql("SELECT dq_remove('pinned', 'f')"), 't', 'removed');
+$t->sync;
+ok(poll_until(sub { $t->sql("SELECT count(*), count(*) FILTER (WHERE tbl = $first) FROM ($rows) x") eq '1|1' }),
+	'the removal has left the outbox, the offer has not');
+$r->cmd('DEL', @{ $r->cmd('KEYS', '*{pinned}*') });
+ok($t->wait_state('pinned', 'data_loss', deadline => 20), 'all of the queue is gone: what was removed is not just offered again')
+  or diag($t->sql("SELECT string_agg(e::text, ' / ') FROM dq_emptied e"));
+$lock->run("COMMIT");
+$t->sql("SELECT dq_remove('pinned', 'f')");
+
 # ---- another, empty Redis under the same server (F29) -----------------------------------
 my $r2 = DqTest::Redis->new(name => 'other');
-$t->sql("SELECT dq_resume(q) FROM unnest('{stops,goes,delivered,keyed,fresh}'::regclass[]) q");
+$t->sql("SELECT dq_resume(q) FROM unnest('{stops,goes,delivered,keyed,fresh,pinned}'::regclass[]) q");
 ok($t->wait_state($_, 'running'), "$_ runs") for qw(stops goes delivered keyed fresh);
+$t->sql("SELECT dq_offer('stops', 'pending', '1 hour')");
 age();
 $t->sql("SELECT count(dq_offer('fresh', 'f' || i)) FROM generate_series(1, 5) i");
 ok(poll_until(sub { $r->cmd('LLEN', 'fresh') == 5 }), 'five are delivered');

@@ -106,6 +106,26 @@ $r->cmd('SET', 'q', 'a string');
 $t->fails("SELECT dq_poll('q')", '42809', 'something that is no list lies there');
 empty('q');
 
+# shapes of calls
+fill('q', 1 .. 9);
+is(lines($s->run("SELECT g, dq_poll('q', 2) FROM generate_series(1, 2) g")), '1|1,1|2,2|3,2|4', 'in the target list, once for each row');
+is(lines($s->run("SELECT g, p FROM generate_series(1, 2) g, LATERAL dq_poll('q', g) p")), '1|5,2|6,2|7', 'LATERAL');
+is(lines($s->run("BEGIN; DECLARE c CURSOR FOR SELECT * FROM dq_poll('q', 2); FETCH 1 FROM c; COMMIT")), '8', 'a cursor');
+$t->sync;
+is(ready('q'), '', '... takes all that it was asked for');
+
+# somebody else's
+{
+	$t->queue('theirs');
+	fill('theirs', 'x');
+	is($t->sql("BEGIN; SELECT dq_poll('theirs'); ROLLBACK"), 'x', 'ours');
+	ok(poll_until(sub { ready('theirs') eq 'x' }), 'put back');
+	$r->cmd('HSET', 'dq:{theirs}:owner', 'source', 'f' x 32, 'lease', now_ms() + 600000);
+	$t->fails("SELECT dq_poll('theirs')", '55000', 'another database has become the owner', like => qr/dq_adopt/);
+	empty('theirs');
+	$t->fails("SELECT dq_poll('theirs', 1, '10 s')", '55000', '... which is told when nothing is there, too');
+}
+
 # ---- who dies, two-phase commit, restart -------------------------------------------
 
 fill('q', 1 .. 9);

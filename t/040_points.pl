@@ -283,12 +283,30 @@ my %come = (
 		$points->arm($point);
 		$r->thaw;
 	},
+	# the same, and some of the tasks lie in other shards than their removals
+	elsewhere => sub {
+		my ($n, $point) = @_;
+		$session->run("SELECT offer('q4', '$n-x' || i, '1 hour') FROM generate_series(1, 8) i");
+		$t->sync;
+		$r->freeze;
+		$session->run("SELECT remove('q4', '$n-x' || i, '$n-x' || i) FROM generate_series(1, 6) i");
+		$points->arm($point);
+		$r->thaw;
+	},
 	# Redis loses all, or goes back to an older state, while a transaction is open that
 	# was told true
 	flushed => sub { lose(@_, sub { $r->cmd('FLUSHALL') }); },
 	older => sub {
 		my $old;
 		lose(@_, sub { $r->restore_state($old); }, sub { $old = $r->save_state; });
+	},
+	# one waits for a due task
+	arrival => sub {
+		my ($n, $point) = @_;
+		$session->run("INSERT INTO polled SELECT dq_poll('q4', 1000)");
+		$points->arm($point);
+		$session->send("INSERT INTO polled SELECT dq_poll('q4', 1, '5 s')");
+		$t->sql("SELECT offer('q4', '$n-w', '100 ms')");
 	},
 	# a backend relays by itself
 	hand => sub {
@@ -365,6 +383,8 @@ my @plan = (
 	[ 'hold.waited', 'wait', @backend ],
 	[ 'restore.send', 'restore', @worker, @send ],
 	[ 'restore.received', 'restore', @worker ],
+	[ 'poll.wait', 'arrival', @backend ],
+	[ 'poll.looked', 'arrival', @backend ],
 	[ 'poll.send', 'poll', @backend, @send ],
 	[ 'poll.received', 'poll', @backend ],
 	[ 'poll.recorded', 'poll', @backend ],
@@ -406,6 +426,8 @@ my @plan = (
 	[ 'resolve.looked', 'resolve', @worker ],
 	[ 'resolve.record', 'resolve', @worker ],
 	[ 'resolve.recorded', 'resolve', @worker ],
+	[ 'resolve.send', 'elsewhere', @worker, @send ],
+	[ 'resolve.sent', 'elsewhere', @worker ],
 	[ 'relay.page.send', 'hand', @backend, @send ],
 	[ 'relay.page.sent', 'hand', @backend ],
 	[ 'relay.page.received', 'hand', @backend ],

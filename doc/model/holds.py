@@ -28,13 +28,13 @@ from collections import namedtuple
 from holds_worker import Fence, Hold, Redis, Worker, WorkerMoves
 from search import main, scenario
 
-State = namedtuple('State', 'tx wal flushed nxt inc born red hist shm w net fired nses budget bad')
+State = namedtuple('State', 'tx wal flushed nxt inc born red hist shm epoch w net fired nses budget bad')
 # st: N new, O open, C committed, A aborted, L commit lost, P prepared
 # ph: ask sent wait got row reg ins done; token: counts calls of the same transaction
-Tx = namedtuple('Tx', 'st xid seq ret ph token ses need saw take sub fires')
+Tx = namedtuple('Tx', 'st xid seq ret ph token ses need saw take sub fires epoch')
 Budget = namedtuple('Budget', 'loss crash kill drop cancel')
 
-NEW_TX = Tx('N', 0, 0, None, 'ask', 0, 0, None, None, None, False, 0)
+NEW_TX = Tx('N', 0, 0, None, 'ask', 0, 0, None, None, None, False, 0, 0)
 
 
 class Holds(WorkerMoves):
@@ -46,6 +46,9 @@ class Holds(WorkerMoves):
         self.silent = silent
         self.v = dict(
             wait='rows',            # before the thaw: 'rows' narrowed, 'true' everyone told true, None
+            cut='enter',            # after its connection was cut the worker 'enter's anew, or goes on
+                                    # in its session if no version is behind, which backends see by
+                                    # an 'epoch', or do not see: 'resume'
             recheck=True,           # the session again after the row was written
             publish='before',       # the session is published before rows are read
             prepared=True,          # rows of prepared transactions are waited for
@@ -86,7 +89,7 @@ class Holds(WorkerMoves):
         tx = [NEW_TX] * len(self.roles)
         tx[0] = NEW_TX._replace(st='C', xid=1, seq=1, ph='done')
         return State(tuple(tx), (('i', 0, 1, 1), ('c', 0, 1, 0)), 2, (2, 2, 1), 1, 1, red,
-                     (empty,) if self.first.loss else (), (1, 2),
+                     (empty,) if self.first.loss else (), (1, 2), 0,
                      Worker('T', 1, fence, None, True, frozenset()), (), (0, 0), 1, self.first, None)
 
     def snapshot(self, st):
@@ -253,7 +256,7 @@ class Holds(WorkerMoves):
                 if not (v['takeover'] == 'stale' and need is not None):
                     need = frozenset(j for j, o in enumerate(st.tx) if o.st == 'C' and self.has_row(o))
                 move('%s sends a hold%s' % (name, '' if t.take is None else ', taking over T%d.%d' % t.take),
-                     tx=self.put(st, i, ph='sent', need=need),
+                     tx=self.put(st, i, ph='sent', need=need, epoch=st.epoch),
                      net=st.net + (('hold', i, t.token, t.xid, st.inc, t.take) + st.shm + (True,),))
         elif t.ph == 'wait':
             hold = t.saw
@@ -275,7 +278,7 @@ class Holds(WorkerMoves):
             else:
                 self.write_row(st, i, move, 'row')
         elif t.ph == 'reg':
-            if st.shm[0] == t.ses or not v['recheck']:
+            if st.shm[0] == t.ses and t.epoch == st.epoch or not v['recheck']:
                 move('%s: session is the same' % name, tx=self.put(st, i, ph='ins'))
             else:
                 move('%s: session has changed, deregisters, asks anew' % name,
@@ -448,7 +451,8 @@ class Holds(WorkerMoves):
                            if t.ph == 'sent' and not any(m[0] == 'reply' and m[1] == i for m in st.net)
                            else t for i, t in enumerate(st.tx))
                 if not self.silent:
-                    change['w'] = None
+                    stays = st.w is not None and self.v['cut'] != 'enter' and st.w.ph in 'TX'
+                    change['w'] = st.w._replace(ph='X', cur=None) if stays else None
                 move(label + (', silently' if self.silent else ''), True, tx=tx,
                      net=tuple(m for m in st.net if m[0] == 'reply'), **change)
         if self.asynchronous and st.flushed < len(st.wal):
@@ -509,6 +513,8 @@ add('loss-kill', 'holds', 'Redis goes back, kill, cancel', roles='r', loss=1, ki
 add('loss-silent', 'holds', 'connections stay, only versions tell; twice', roles='r', loss=2, silent=True)
 add('loss-row', 'holds', 'the row is written first, then the session read again; NULL after a while', roles='r',
     loss=1, kill=1, count=False, timeout=True)
+add('loss-epoch', 'holds', 'the worker goes on in its session after a cut, backends see it by an epoch; twice',
+    roles='r', loss=2, kill=1, cut='epoch')
 add('prepared', 'holds', 'prepared; Redis goes back, crash', roles='p', loss=1, crash=1)
 add('savepoint', 'holds', 'savepoint rolled back, another remover', roles='sr')
 add('savepoint-loss', 'holds', 'savepoint rolled back, Redis goes back', roles='s', loss=1)
@@ -535,7 +541,7 @@ add('late-publish', 'G4', 'the session is published after the rows were read', r
 add('not-prepared', 'G4', 'rows of prepared transactions are not waited for', roles='p', loss=1, crash=1,
     prepared=False)
 add('resume', 'G4', 'after a cut the worker goes on in its session when the version is not behind', roles='r',
-    loss=1, silent='in the socket')
+    loss=1, cut='resume')
 add('any-hold', 'G4', "somebody else's hold of the task counts as protection", roles='rr', loss=1, protect='any')
 add('open-only', 'G4', 'a hold is granted in a frozen shard', roles='rr', loss=1, open_only=False)
 add('row-first', 'STUCK', 'the row first: asks anew and waits for the thaw, the thaw waits for its row', roles='r',

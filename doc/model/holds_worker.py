@@ -6,7 +6,7 @@ Redis = namedtuple('Redis', 'fence x y ver ses open')
 Hold = namedtuple('Hold', 'tx token xid inc dead')
 Fence = namedtuple('Fence', 'prev cur pos done')
 # ph: E entered, S published, A relays, R reads rows, (Q publishes late,) B waits, C relays again,
-# T thawed
+# T thawed, X cut off, Y knows the version
 Worker = namedtuple('Worker', 'ph ses fence cur flushed waits')
 
 
@@ -19,9 +19,23 @@ class WorkerMoves:
         published = st.shm[0] == w.ses
         floor = st.shm[1] if published else 0
         pages = [m for m in st.net if m[0] == 'page' and m[-1]]
-        if self.refused(red, w.ses, floor) or (w.ph == 'T' and red.open != red.ses):
+        if w.ph not in 'XY' and self.refused(red, w.ses, floor) or (w.ph == 'T' and red.open != red.ses):
             if not pages:
                 self.enter(st, move, 'a script is refused')
+            return
+        if w.ph == 'X':
+            if red.ses != w.ses:
+                self.enter(st, move, 'the worker is connected again')
+            else:
+                move('the worker is connected again, version %d' % red.ver, w=w._replace(ph='Y', cur=red.ver))
+            return
+        if w.ph == 'Y':
+            # what it was told is compared after the epoch has moved
+            if w.cur < st.shm[1]:
+                self.enter(st, move, 'the version is behind')
+            else:
+                move('the worker goes on in its session', w=w._replace(ph='T', cur=None, fence=red.fence),
+                     epoch=st.epoch + (v['cut'] == 'epoch'))
             return
         if w.ph in 'EQ':
             move('the worker publishes session %d' % w.ses, shm=(w.ses, red.ver),

@@ -25,7 +25,7 @@ Tx = namedtuple('Tx', 'st xid table told')
 Redis = namedtuple('Redis', 'fence pend held')          # held: {(task, transaction, dead)}
 Fence = namedtuple('Fence', 'prev cur pos done')
 Mark = namedtuple('Mark', 'a w settled')
-Emptied = namedtuple('Emptied', 'table e d rows')
+Emptied = namedtuple('Emptied', 'table e d offers rows')      # offers: largest due of its own
 Worker = namedtuple('Worker', 'ph cur waits')
 Budget = namedtuple('Budget', 'loss flush crash kill marks rotate')
 
@@ -48,6 +48,7 @@ class Marks:
                       stored=True,          # emptying: by the stored mark, not by the fence
                       decide=True,          # data_loss is decided at all
                       e='mark',             # E: the 'mark' that allowed it, or the 'fresh' snapshot
+                      missing='D',          # without a fence: the same 'D', or only its own 'offers'
                       d='ever')             # D: largest due of 'offers' in the table, of its
                                             # 'rows' (tasks removed, too), of all 'ever' offered
         assert not set(variant) - set(self.v)
@@ -199,8 +200,9 @@ class Marks:
             change['flushed'] = len(st.wal)
         if self.v['decide']:
             for e in st.emptied:
-                if not self.within(st, e.e, found) and e.d > (mark.w if mark else -1):
-                    move('table %d was emptied, tasks due up to %d are missing: data_loss' % (e.table, e.d),
+                d = e.offers if found is None and self.v['missing'] == 'offers' else e.d
+                if not self.within(st, e.e, found) and d > (mark.w if mark else -1):
+                    move('table %d was emptied, tasks due up to %d are missing: data_loss' % (e.table, d),
                          w=Worker('data_loss', None, frozenset()))
                     return
         move('the worker enters, fence %s' % (found,), w=Worker('A', None, frozenset()), **change)
@@ -325,7 +327,7 @@ class Marks:
             if not self.v['stored'] and st.red.fence is not None and st.red.fence.done:
                 a = st.red.fence.cur
             if all(self.sees(a, st.tx[i].xid) for i in mine if self.sees(known, st.tx[i].xid)):
-                d = 0
+                d, offers = 0, max([self.due[self.ops[i][1]] for i in mine if self.ops[i][0] != 'r'], default=0)
                 for i, t in enumerate(st.tx):
                     op = self.ops[i]
                     if op[0] == 'r':
@@ -337,7 +339,7 @@ class Marks:
                 wal = st.wal + (('e', table, 0),)
                 e = a if self.v['e'] == 'mark' and a else known
                 move('table %d is emptied, E xmax %d, D %d' % (table, e[0], d), wal=wal,
-                     flushed=len(wal), emptied=st.emptied + (Emptied(table, e, d, frozenset(mine)),),
+                     flushed=len(wal), emptied=st.emptied + (Emptied(table, e, d, offers, frozenset(mine)),),
                      looked=None, budget=self.spend(st, 'rotate'))
 
     def free(self, st):
@@ -449,6 +451,8 @@ add('by-fence', 'LOST', 'emptied by the fence instead of the stored mark', [X, F
     marks=1, stored=False)
 add('fresh-e', 'ALARM', 'E is the snapshot under the lock: data_loss after any restart', [X, FAR], kill=1, rotate=1,
     e='fresh')
+add('d-missing', 'G4', 'that rule only where a fence is found: after FLUSHALL an older table may still hold the offer',
+    [FAR, ('r', 'F')], flush=1, rotate=1, missing='offers')
 add('d-offers', 'G4', 'D only of offers in the table: its removals concern others', [FAR, ('r', 'F')], loss=1,
     rotate=2, d='offers')
 add('d-rows', 'KEY', 'D only of rows in the table: what they replaced was due later', KEYS, late={1: 0}, loss=1,

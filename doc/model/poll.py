@@ -17,7 +17,8 @@ from collections import namedtuple
 
 from search import main, scenario
 
-State = namedtuple('State', 'tx log red hist mark settled w net mixed budget bad')
+State = namedtuple('State', 'tx log red hist mark settled pushed seen w net mixed budget bad')
+# seen, a look at the list that may become a mark: row, pushed then, first element
 Tx = namedtuple('Tx', 'st ph call got')         # got: payloads of the calls that were answered
 Redis = namedtuple('Redis', 'pos pend ready recs taken ses open')
 Record = namedtuple('Record', 'number token items')     # token: (transaction, call)
@@ -26,9 +27,10 @@ Budget = namedtuple('Budget', 'loss flush kill drop')
 
 
 class Poll:
-    def __init__(self, pollers=2, elements='abc', most=2, calls=1, loss=0, flush=0, kill=0, drop=0,
-                 marks=False, **variant):
-        self.elements = elements
+    def __init__(self, pollers=2, elements='abc', late='', most=2, calls=1, loss=0, flush=0, kill=0, drop=0,
+                 marks=False, foreign=False, **variant):
+        self.elements, self.late, self.foreign = elements + late, late, foreign
+        self.start = elements
         self.pollers, self.most, self.calls, self.marks = pollers, most, calls, marks
         self.first = Budget(loss, flush, kill, drop)
         self.v = dict(relay_first=True,     # all of the snapshot is applied before a record goes back
@@ -36,20 +38,27 @@ class Poll:
                       order='descending',   # records that go back together: last taken first
                       together=True,        # in one script
                       in_order=True,        # payloads of one record: the last one is pushed first
-                      mark='records',       # a mark waits for an empty list and no 'records'
+                      mark='records',       # a mark waits for an empty list and no 'records'; 'list':
+                                            # for an empty list; 'past': until the list is no
+                                            # longer than what was pushed since a look at it, has
+                                            # another first element, and no records stand
+                      forget=True,          # that look is forgotten when something is put back
                       put_once=True,        # record dropped in the script that pushes
                       empty_row=False)      # a call that got nothing writes a row as well
         assert not set(variant) - set(self.v)
         self.v.update(variant)
 
     def initial(self):
-        offers = tuple(('o', e) for e in self.elements)
-        ready = tuple(self.elements)
+        """The first elements are in the list; with foreign=True a last transaction stands for
+        a consumer that takes and keeps."""
+        offers = tuple(('o', e) for e in self.start)
+        ready = tuple(self.start)
         hist = ()
         if self.first.loss:
             hist = (Redis(len(offers), ready, (), (), 0, 1, True),)
-        return State((Tx('O', 'ask', 0, ()),) * self.pollers, offers,
-                     Redis(len(offers), (), ready, (), 0, 1, True), hist, None, '',
+        more = (Tx('C', 'done', 0, ()),) if self.foreign else ()
+        return State((Tx('O', 'ask', 0, ()),) * self.pollers + more, offers,
+                     Redis(len(offers), (), ready, (), 0, 1, True), hist, None, '', len(ready), None,
                      Worker('T', None, (), True), (), False, self.first, None)
 
     def moves(self, st):
@@ -66,6 +75,13 @@ class Poll:
         for i, t in enumerate(st.tx):
             if t.st == 'O':
                 self.poller(st, i, t, move)
+        for e in self.late:
+            if ('o', e) not in st.log:
+                move('%s is offered' % e, log=st.log + (('o', e),))
+                break
+        if self.foreign and st.red.ready and st.red.open:
+            move('a consumer takes %s' % st.red.ready[0], red=st.red._replace(ready=st.red.ready[1:]),
+                 tx=st.tx[:-1] + (st.tx[-1]._replace(got=st.tx[-1].got + (st.red.ready[:1],)),))
         self.network(st, move)
         self.worker(st, move)
         self.faults(st, move)
@@ -154,8 +170,11 @@ class Poll:
             return
         if w.ph == 'T' and red.pend:
             move('transfer of %s' % red.pend[0], bad=self.settled(st, red.pend[0]),
-                 red=red._replace(pend=red.pend[1:], ready=red.ready + red.pend[:1]))
-        if w.ph == 'T' and self.marks and not red.pend and not red.ready and w.pos is None and \
+                 red=red._replace(pend=red.pend[1:], ready=red.ready + red.pend[:1]),
+                 pushed=st.pushed + 1)
+        if self.v['mark'] == 'past':
+            self.past(st, move)
+        elif w.ph == 'T' and self.marks and not red.pend and not red.ready and w.pos is None and \
            red.pos == len(st.log) and not (red.recs and self.v['mark'] == 'records'):
             gone = ''.join(sorted(e for e in self.elements
                                   if any(t.st == 'C' and e in ''.join(map(''.join, t.got)) for t in st.tx)))
@@ -183,13 +202,24 @@ class Poll:
                 todo = [max(todo) if self.v['order'] == 'descending' else min(todo)]
             others = any(r.number not in todo for r in red.recs)
             move('the worker puts back %s' % [''.join(r.items) for r in red.recs if r.number in todo],
-                 red=self.put_back(red, todo), mixed=st.mixed or others)
+                 red=self.put_back(red, todo), mixed=st.mixed or others,
+                 seen=None if self.v['forget'] else st.seen)
         elif not behind:
             ph = w.ph
             if ph == 'H':
                 move('the worker thaws', red=red._replace(open=True), w=Worker('T', None, (), True))
             else:
                 move('all of the snapshot is done', w=Worker('T', None, (), True))
+
+    def past(self, st, move):
+        red = st.red
+        if st.w.ph != 'T' or red.pos != len(st.log):
+            return
+        if st.seen is None and red.ready and not red.recs and not red.pend:
+            move('a look at the list: %s' % ''.join(red.ready), seen=(red.pos, st.pushed, red.ready[0]))
+        if st.seen is not None and not red.recs and red.ready and red.ready[0] != st.seen[2] and \
+           st.seen[1] <= st.pushed - len(red.ready):
+            move('the list is past that look: mark stored at row %d' % st.seen[0], mark=st.seen[0], seen=None)
 
     def settled(self, st, element):
         if element in st.settled:
@@ -202,7 +232,7 @@ class Poll:
             ses = max([st.red.ses] + [h.ses for h in st.hist]) + 1      # never one that was
             tx = tuple(t._replace(ph='ask') if i in live and t.st == 'O' else t
                        for i, t in enumerate(st.tx))
-            return dict(red=red, net=(), tx=tx, hist=(), mixed=True, w=Worker('L', None, (), ses))
+            return dict(red=red, net=(), tx=tx, hist=(), mixed=True, w=Worker('L', None, (), ses), seen=None)
         if st.budget.loss:
             for back in st.hist:
                 if back != st.red:
@@ -259,6 +289,12 @@ add('loss-kill', 'holds', 'the same, three elements, kill', deep=True, loss=1, k
 add('flush', 'holds', 'FLUSHALL and a loss with marks: nothing lost, nothing settled comes again',
     elements='ab', marks=True, loss=1, flush=1)
 add('loss2', 'holds', 'two losses, kill, marks', deep=True, elements='ab', marks=True, loss=2, kill=1, drop=1)
+add('past', 'holds', 'marks while the list is never empty, forgotten when something is put back; FLUSHALL', pollers=1,
+    late='c', elements='ab', marks=True, flush=1, foreign=True, mark='past')
+add('past2', 'holds', 'the same, two pollers', deep=True, late='c', elements='ab', most=1, marks=True, flush=1,
+    foreign=True, mark='past')
+add('past-kept', 'LOST', 'the same, the look at the list is kept when something is put back', pollers=1, late='c',
+    elements='ab', marks=True, flush=1, foreign=True, mark='past', forget=False)
 add('at-once', 'TWICE', 'put back before all of the snapshot is applied', relay_first=False)
 add('empty', 'LOST', 'a call that got nothing writes a row: a zombie of it takes later',
     elements='a', most=1, drop=1, empty_row=True)

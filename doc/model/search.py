@@ -14,7 +14,7 @@ found, which shows that the checker can see what it looks for.
     python3 doc/model/relay.py -l            what they are
     python3 doc/model/relay.py crash fence   those whose name contains one of the words
     python3 doc/model/search.py              every model, one line for each scenario
-    python3 doc/model/search.py --deep       the larger bounds as well (some quarter of an hour)
+    python3 doc/model/search.py --deep       the larger bounds as well (half an hour, 2 GB)
 """
 import importlib
 import multiprocessing

@@ -6,6 +6,7 @@
 
 #include "api/api.h"
 #include "compat.h"
+#include "relay/relay.h"
 
 #include "access/xact.h"
 #include "commands/dbcommands.h"
@@ -142,6 +143,7 @@ dq_adopt(PG_FUNCTION_ARGS)
 
 	/* first look at all of them: nothing is taken if one must not be */
 	own = pstrdup(dq_source_get(true)->id);
+	(void) dq_lives_look(false);
 	foreach(lc, dq_queue_list(serverid))
 	{
 		DqQueue    *queue = dq_queue_get_noerror(lfirst_oid(lc));
@@ -172,7 +174,8 @@ dq_adopt(PG_FUNCTION_ARGS)
 			dq_keys_make(&c->keys, dq_shard_name(queue->name, queue->nshards, i));
 			(void) look(c, own, queue->relname, &c->fence, &record);
 			if (strcmp(record.owner_source, own) == 0 &&
-				strcmp(record.owner_place, dq_place()) == 0)
+				strcmp(record.owner_place, dq_place()) == 0 &&
+				dq_fence_is_ours(&record))
 				continue;		/* ours already */
 			alive = record.owner_source[0] != '\0' &&
 				record.lease_until > record.redis_now_us / 1000;

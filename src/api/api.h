@@ -36,6 +36,9 @@ extern char *dq_offer_record(DqQueue *queue, bytea *payload, int64 due, bytea *k
  * token: under which the task that it replaces was held, NULL: not. */
 extern char *dq_offer_record_as(DqQueue *queue, char op, int32 shard, bytea *payload,
 								int64 due, bytea *key, const char *token);
+/* Its checks, and the row for dq_outbox_insert; returns which shard, from 0. */
+extern int	dq_offer_prepare(DqQueue *queue, char op, int32 shard, bytea *payload, int64 due,
+							 bytea *key, const char *token, DqRow *row);
 /* The due instants that dq_offer and dq_offer_at accept. */
 extern int64 dq_due_of_delay(Interval *delay);
 /* Due instant of a delay counted from the clock now. */
@@ -71,14 +74,86 @@ extern DqAnswer dq_take(Oid relid, bytea *element, bool key_only, TimestampTz *d
 						DqTaken *taken);
 /* The same, and the rows that end it are written (remove.c). */
 extern DqAnswer dq_take_and_record(Oid relid, bytea *element, bool key_only, DqTaken *taken);
-/* Until the relay has moved, 10 ms or the deadline; without a worker, relay. */
-extern void dq_wait_for_relay(Oid serverid, TimestampTz deadline);
 /* Key before id before payload, then the earliest due. */
 extern bool dq_found_is_better(char how, int64 due, char than_how, int64 than_due);
 
+/* wait.c */
+/* Until the relay has moved, 10 ms or the deadline; without a worker, relay. */
+extern void dq_wait_for_relay(Oid serverid, TimestampTz deadline);
+/* Until the holder's transaction has ended; the deadline moves by that time. false: it
+ * is nobody of this server's. */
+extern bool dq_wait_for_holder(const DqHold *holder, const char *source,
+							   TimestampTz *deadline);
+/* An error of the exchange with Redis, of which an operation may know how to go on */
+extern bool dq_is_outage(int sqlstate);
+
+/* at_once.c: queues that are not transactional */
+/* The script runs before this returns. */
+extern char *dq_offer_at_once(DqQueue *queue, bytea *payload, int64 due, bytea *key);
+/* Take what an element names and remove it; with due, move it there: *id is the new
+ * id. UNKNOWN: key_only and no certain answer, nothing is done. */
+extern DqAnswer dq_take_at_once(Oid relid, bytea *element, bool key_only,
+								const int64 *due, uint64 *id);
+typedef struct DqOffering
+{
+	int64		due;
+	bytea	   *payload;
+	bytea	   *key;			/* NULL: keyless */
+} DqOffering;
+/* Remove what is held, and offer another task in its shard (NULL: none; *id is its
+ * new one's id). false: it is gone meanwhile, or Redis has lost it. */
+extern bool dq_finish_at_once(DqQueue *queue, const DqTaken *taken,
+							  const DqOffering *instead, uint64 *id);
+/* Once a session: that the queue is not transactional */
+extern void dq_tell_at_once(const DqQueue *queue);
+
+/* members.c: UPDATE and DELETE take tasks by their places, many at once */
+typedef enum DqMemberState
+{
+	DQ_MEMBER_OPEN,				/* not known yet, or it has to be waited for */
+	DQ_MEMBER_HELD,				/* by us, in Redis */
+	DQ_MEMBER_OWN,				/* offered by this transaction */
+	DQ_MEMBER_GONE				/* not pending any more */
+} DqMemberState;
+
+typedef struct DqMember
+{
+	int			shard;			/* from 0 */
+	bool		unsent;			/* it was shown from the outbox */
+	DqTake		take;			/* score, old, id, idlen: which; and what it is */
+	DqMemberState state;
+	DqSession	session;		/* in which it is held */
+	bool		again;			/* ask once more, without waiting */
+	bool		recorded;		/* its removal is */
+	bool		done;			/* its turn has come */
+} DqMember;
+
+extern int64 dq_member_due(const DqMember *member);
+
+typedef struct DqTaker DqTaker;
+/* For one statement. */
+extern DqTaker *dq_taker_create(MemoryContext context, Oid relid);
+/* What is read of members lives in this context. */
+extern void dq_taker_page(DqTaker *taker, MemoryContext page);
+extern void dq_taker_take(DqTaker *taker, DqMember *members, int n, bool record);
+/* Wait until it is certain: is it ours? */
+extern bool dq_taker_settle(DqTaker *taker, DqMember *member);
+/* The row that ends it, once; false: it is not pending any more. */
+extern bool dq_taker_remove(DqTaker *taker, DqMember *member);
+/* The same of a queue that is not transactional, with another task instead. */
+extern bool dq_taker_finish(DqTaker *taker, DqMember *member, const DqOffering *instead,
+							uint64 *id);
+/* Put back what was taken and not removed. */
+extern void dq_taker_release(DqTaker *taker, DqMember *members, int n);
+
 /* dq_remove: by key, id or payload */
+/* The row that removes exactly this member; hold: its token, or NULL */
+extern void dq_record_member(DqQueue *queue, int32 shard, int64 due, bytea *member,
+							 const char *hold);
 extern DqAnswer dq_remove_element(DqQueue *queue, bytea *element);
-/* reschedule.c: the new id, NULL: not pending, or no certain answer and recorded */
+/* reschedule.c: payload bytes of a member in either of Redisson's packings */
+extern bytea *dq_member_payload(const bytea *member);
+/* the new id, NULL: not pending, or no certain answer and recorded */
 extern char *dq_reschedule_element(DqQueue *queue, bytea *element, int64 due);
 /* For triggers: the task with this key and no other; an outage never raises,
  * whatever on_outage says. */

@@ -67,10 +67,9 @@ dq_arrivals_forget(void)
 	}
 	nseats = 0;
 	if (seats)
-	{
 		pfree(seats);
+	if (seat_shards)
 		pfree(seat_shards);
-	}
 	seats = NULL;
 	seat_shards = NULL;
 }

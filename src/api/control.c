@@ -163,7 +163,7 @@ dq_sync(PG_FUNCTION_ARGS)
 		}
 	}
 
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	each = AllocSetContextCreate(CurrentMemoryContext, "dq_sync", ALLOCSET_DEFAULT_SIZES);
 	foreach(lc, relids)
 	{

@@ -14,11 +14,9 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/indexing.h"
-#include "catalog/pg_attribute.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_foreign_server.h"
 #include "catalog/pg_foreign_table.h"
-#include "catalog/pg_type.h"
 #include "catalog/pg_user_mapping.h"
 #include "commands/event_trigger.h"
 #include "commands/defrem.h"
@@ -167,58 +165,6 @@ fix_name(Oid relid)
 	CommandCounterIncrement();
 }
 
-static void
-check_columns(Oid relid)
-{
-	static const struct
-	{
-		const char *name;
-		Oid			type;		/* InvalidOid: any */
-	}			known[] = {
-		{"id", TEXTOID}, {"key", InvalidOid}, {"payload", InvalidOid},
-		{"due_at", TIMESTAMPTZOID}, {"shard", INT4OID}
-	};
-	for (AttrNumber attno = 1;; attno++)
-	{
-		HeapTuple	tuple = SearchSysCache2(ATTNUM, ObjectIdGetDatum(relid),
-											Int16GetDatum(attno));
-		Form_pg_attribute att;
-		int			i;
-
-		if (!HeapTupleIsValid(tuple))
-			break;				/* dropped columns keep their row */
-		att = (Form_pg_attribute) GETSTRUCT(tuple);
-		if (att->attisdropped)
-		{
-			ReleaseSysCache(tuple);
-			continue;
-		}
-		for (i = 0; i < lengthof(known); i++)
-		{
-			if (strcmp(known[i].name, NameStr(att->attname)) == 0)
-				break;
-		}
-		if (i == lengthof(known))
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_COLUMN_DEFINITION),
-					 errmsg("a queue has no column \"%s\"", NameStr(att->attname)),
-					 errhint("Its columns are, each optional and in any order: id text, key (any type), payload (any type), due_at timestamptz, shard int.")));
-		if (OidIsValid(known[i].type) && att->atttypid != known[i].type)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_COLUMN_DEFINITION),
-					 errmsg("column \"%s\" of a queue cannot have type %s",
-							NameStr(att->attname), format_type_be(att->atttypid)),
-					 errhint("Declare it %s.", format_type_be(known[i].type))));
-		if (att->attgenerated)
-			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_COLUMN_DEFINITION),
-					 errmsg("column \"%s\" of a queue cannot be generated",
-							NameStr(att->attname)),
-					 errhint("Its values come from Redis.")));
-		ReleaseSysCache(tuple);
-	}
-}
-
 /* All keys of every shard in one hash slot each? */
 static void
 check_name(const DqQueue *queue)
@@ -351,7 +297,7 @@ check_others(const DqQueue *queue, bool created)
 
 		if (lfirst_oid(lc) == queue->relid)
 			continue;
-		other = dq_queue_get_noerror(lfirst_oid(lc));
+		other = dq_table_get_noerror(lfirst_oid(lc));
 		if (other == NULL || !keys_meet(queue, other) || !same_redis(queue, other))
 			continue;
 
@@ -363,6 +309,9 @@ check_others(const DqQueue *queue, bool created)
 			what = "owner";
 		else if (other->nshards != queue->nshards)
 			what = "option \"shards\"";
+		else if (other->contents != DQ_CONTENTS_PENDING ||
+				 queue->contents != DQ_CONTENTS_PENDING)
+			;					/* the rest is said by one of them only */
 		else if (other->index != queue->index)
 			what = "option \"index\"";
 		else if (other->producer != queue->producer)
@@ -409,7 +358,7 @@ table_is_ours(Oid relid)
 static const char *
 define_table(Oid relid, Node *statement)
 {
-	static const char *const fixed[] = {"queue", "shards", NULL};
+	static const char *const fixed[] = {"queue", "shards", "contents", NULL};
 	const char *touched;
 	DqQueue    *queue;
 
@@ -421,6 +370,8 @@ define_table(Oid relid, Node *statement)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("option \"%s\" of a queue cannot be changed", touched),
+				 strcmp(touched, "contents") == 0 ?
+				 errhint("Create another foreign table for the other contents.") :
 				 errhint("Create another queue and offer to that one; this one can be dropped when it is empty.")));
 	if (get_rel_persistence(relid) != RELPERSISTENCE_PERMANENT)
 		ereport(ERROR,
@@ -428,11 +379,12 @@ define_table(Oid relid, Node *statement)
 				 errmsg("a queue cannot be a temporary table"),
 				 errhint("Create it in an ordinary schema.")));
 
-	check_columns(relid);
 	if (!dq_option_given(GetForeignTable(relid)->options, "queue"))
 		fix_name(relid);
 
-	queue = dq_queue_get(relid);
+	queue = dq_table_get(relid);
+	dq_ddl_check_columns(queue);
+	dq_ddl_check_contents(queue);
 	check_name(queue);
 	return pstrdup(queue->name);
 }
@@ -470,10 +422,11 @@ on_tables(List *relids, Node *statement)
 
 	foreach(lc, queues)
 	{
-		DqQueue    *queue = dq_queue_get(lfirst_oid(lc));
+		DqQueue    *queue = dq_table_get(lfirst_oid(lc));
 
 		check_others(queue, created);
-		dq_shards_resolve(queue);
+		if (queue->contents == DQ_CONTENTS_PENDING)
+			dq_shards_resolve(queue);
 		dq_xact_touched(queue->serverid);
 	}
 }

@@ -151,7 +151,9 @@ on_dropped_table(Oid relid)
 	if (!OidIsValid(serverid) || !server_prefix(serverid, &prefix))
 		return;
 	name = dq_option_text(options, DQ_ON_TABLE, "queue");
-	if (name == NULL)
+	/* tables that show something else leave nothing behind */
+	if (name == NULL ||
+		strcmp(dq_option_text(options, DQ_ON_TABLE, "contents"), "pending") != 0)
 		return;
 
 	full = psprintf("%s%s", prefix, name);

@@ -1,7 +1,7 @@
 /*
  * offer.c
  *	  dq_offer and dq_offer_at: a row in the outbox, nothing else; Redis is not
- *	  asked.
+ *	  asked, unless the queue is not transactional.
  */
 #include "postgres.h"
 
@@ -54,6 +54,22 @@ dq_due_of_delay(Interval *delay)
 	return dq_due_from_timestamp(at);
 }
 
+static void
+check_offer(const DqQueue *queue, const bytea *payload, const bytea *key)
+{
+	if (VARSIZE_ANY_EXHDR(payload) > DQ_MAX_PAYLOAD)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("payload of %zu bytes is too large", (size_t) VARSIZE_ANY_EXHDR(payload)),
+				 errdetail("Redis takes values of up to %d bytes.", DQ_MAX_PAYLOAD)));
+	if (key && !queue->index)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("queue \"%s\" keeps no index, so its tasks can have no key",
+						queue->relname),
+				 errhint("Set option index of the foreign table to \"on\".")));
+}
+
 /*
  * Key and payload have been made bytes; due is in whole ms. The id is drawn from
  * the sequence under the queue's lock.
@@ -69,43 +85,52 @@ dq_offer_record_as(DqQueue *queue, char op, int32 shard_no, bytea *payload, int6
 				   bytea *key, const char *token)
 {
 	DqRow		row;
+
+	if (queue->at_once)
+	{
+		check_offer(queue, payload, key);
+		return dq_offer_at_once(queue, payload, due, key);
+	}
+	(void) dq_offer_prepare(queue, op, shard_no, payload, due, key, token, &row);
+	dq_outbox_insert(&row, queue->serverid);
+	DQ_POINT("offer.recorded");
+	return dq_id_out(due, row.id);
+}
+
+/* All checks, and the row that dq_outbox_insert is to write. */
+int
+dq_offer_prepare(DqQueue *queue, char op, int32 shard_no, bytea *payload, int64 due,
+				 bytea *key, const char *token, DqRow *row)
+{
 	int			shard = 0;
 
-	if (VARSIZE_ANY_EXHDR(payload) > DQ_MAX_PAYLOAD)
-		ereport(ERROR,
-				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("payload of %zu bytes is too large", (size_t) VARSIZE_ANY_EXHDR(payload)),
-				 errdetail("Redis takes values of up to %d bytes.", DQ_MAX_PAYLOAD)));
-	if (key && !queue->index)
-		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("queue \"%s\" keeps no index, so its tasks can have no key",
-						queue->relname),
-				 errhint("Set option index of the foreign table to \"on\".")));
+	check_offer(queue, payload, key);
 	if (queue->on_outage == DQ_OUTAGE_ERROR && dq_is_known_down(queue))
 		dq_raise_outage(queue);
 	DQ_POINT("offer.begin");
 	dq_shards_resolve(queue);
-	memset(&row, 0, sizeof(row));
-	row.seq = dq_outbox_next(&row.id);
+	memset(row, 0, sizeof(*row));
+	row->seq = dq_outbox_next(&row->id);
 	DQ_POINT("offer.numbered");
 	if (queue->nshards > 1)
 		shard = key ? dq_shard_of_key(VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key), queue->nshards)
-			: (int) (row.seq % queue->nshards);
-	row.shard = !key && shard_no >= 0 ? shard_no : queue->shard_no[shard];
-	row.op = op;
-	row.due = due;
-	row.key = key;
-	row.payload = payload;
+			: (int) (row->seq % queue->nshards);
+	/* a task that moves and has no key stays where it is, if that is still a shard */
+	for (int i = 0; i < queue->nshards && !key && shard_no >= 0; i++)
+		if (queue->shard_no[i] == shard_no)
+			shard = i;
+	row->shard = !key && shard_no >= 0 ? shard_no : queue->shard_no[shard];
+	row->op = op;
+	row->due = due;
+	row->key = key;
+	row->payload = payload;
 	if (token)
 	{
-		row.token = palloc(VARHDRSZ + DQ_TOKEN_LEN);
-		SET_VARSIZE(row.token, VARHDRSZ + DQ_TOKEN_LEN);
-		memcpy(VARDATA(row.token), token, DQ_TOKEN_LEN);
+		row->token = palloc(VARHDRSZ + DQ_TOKEN_LEN);
+		SET_VARSIZE(row->token, VARHDRSZ + DQ_TOKEN_LEN);
+		memcpy(VARDATA(row->token), token, DQ_TOKEN_LEN);
 	}
-	dq_outbox_insert(&row, queue->serverid);
-	DQ_POINT("offer.recorded");
-	return dq_id_out(due, row.id);
+	return shard;
 }
 
 static void

@@ -26,8 +26,7 @@ PG_FUNCTION_INFO_V1(dq_poll);
 PG_FUNCTION_INFO_V1(dq_poll_bytea);
 
 #define PAGE_ELEMENTS	100		/* of one script call and one hold */
-#define PAGE_BYTES		(512 * 1024)
-#define GIVEN_BACK_MS	50		/* so long for what others have given back */
+#define PAGE_BYTES		(128 * 1024)
 #define FROZEN_MS		100		/* between looks at a shard that stays not ready */
 #define LONGEST_WAIT_MS	(10 * 60 * 1000)	/* the statement's snapshot is held for as long */
 
@@ -373,6 +372,7 @@ attempt(Poll *poll)
 		poll->left[0] = 1;		/* the first taking tells */
 	else if (!look(poll))
 		return;
+	DQ_POINT("poll.looked");
 
 	/*
 	 * PO 12: the lock comes before the row's number. Only now: who waits stands in
@@ -390,13 +390,13 @@ attempt(Poll *poll)
 /*
  * What was rolled back before this call is in front of the list again before it
  * begins: so the order is right for who polls after a rollback, the own one as well.
- * The bridge does it within milliseconds; one that cannot is not waited for long.
+ * The bridge does it within milliseconds; one that cannot is waited for as long as for
+ * a removal.
  */
 static void
 await_given_back(Poll *poll)
 {
 	uint64		rollbacks = dq_rollbacks();
-	TimestampTz until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), GIVEN_BACK_MS);
 	bool		by_hand = false;
 
 	for (;;)
@@ -411,11 +411,11 @@ await_given_back(Poll *poll)
 			done = !dq_stats_get(MyDatabaseId, poll->shard_no[i], &stats) ||
 				stats.session[0] == '\0' || stats.rollbacks >= rollbacks;
 		}
-		if (done || by_hand || GetCurrentTimestamp() >= until)
+		if (done || by_hand || GetCurrentTimestamp() >= poll->patience)
 			return;
 		CHECK_FOR_INTERRUPTS();
 		by_hand = !dq_bridge_alive(MyDatabaseId, poll->serverid);
-		dq_wait_for_relay(poll->serverid, by_hand ? poll->patience : until);
+		dq_wait_for_relay(poll->serverid, poll->patience);
 	}
 }
 
@@ -462,6 +462,7 @@ poll_loop(Poll *poll)
 		}
 		if (now >= poll->deadline)
 			return;
+		DQ_POINT("poll.wait");
 		dq_arrivals_wait(&poll->target, poll->keys, poll->shard_no, poll->nshards,
 						 poll->deadline);
 	}

@@ -197,7 +197,7 @@ dq_queues_rows(PG_FUNCTION_ARGS)
 		bool		nulls[NUM_COLS] = {0};
 
 		/* dropped by somebody since the list was made */
-		queue = dq_queue_get_noerror(relid);
+		queue = dq_table_get_noerror(relid);
 		if (queue == NULL || !(see_all || dq_has_any_right(relid)))
 			continue;
 

@@ -21,8 +21,8 @@ PG_FUNCTION_INFO_V1(dq_remove);
 
 /* ---- what is recorded ---- */
 
-static void
-record_member(DqQueue *queue, int32 shard, int64 due, bytea *member, const char *hold)
+void
+dq_record_member(DqQueue *queue, int32 shard, int64 due, bytea *member, const char *hold)
 {
 	DqRow		row;
 	uint64		id;
@@ -83,12 +83,12 @@ record_taken(DqQueue *queue, DqTaken *taken)
 		 */
 		if (!dq_hold_writing(taken->shard, &taken->session))
 			return false;
-		record_member(queue, taken->shard, taken->due, taken->member, taken->token);
+		dq_record_member(queue, taken->shard, taken->due, taken->member, taken->token);
 		dq_hold_written();
 		dq_hold_keep(taken->token);
 	}
 	if (taken->is_own)
-		record_member(queue, taken->own.shard, taken->own.due,
+		dq_record_member(queue, taken->own.shard, taken->own.due,
 					  dq_member_make(taken->own.id, taken->own.payload), NULL);
 	return true;
 }
@@ -126,7 +126,11 @@ remove_task(DqQueue *queue, bytea *element, bool key_only)
 	DqAnswer	answer;
 
 	dq_require_not_producer(queue, "remove tasks");
-	answer = dq_take_and_record(relid, element, key_only, &taken);
+	memset(&taken, 0, sizeof(taken));
+	if (queue->at_once)
+		answer = dq_take_at_once(relid, element, key_only, NULL, NULL);
+	else
+		answer = dq_take_and_record(relid, element, key_only, &taken);
 	queue = dq_queue_get(relid);
 	dq_shards_resolve(queue);
 	if (answer == DQ_ANSWER_UNKNOWN && !taken.is_own)

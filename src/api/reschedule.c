@@ -19,9 +19,8 @@
 PG_FUNCTION_INFO_V1(dq_reschedule);
 PG_FUNCTION_INFO_V1(dq_reschedule_at);
 
-/* Payload bytes of a member in either of Redisson's packings. */
-static bytea *
-member_payload(const bytea *member)
+bytea *
+dq_member_payload(const bytea *member)
 {
 	const unsigned char *m = (const unsigned char *) VARDATA_ANY(member);
 	size_t		len = VARSIZE_ANY_EXHDR(member);
@@ -75,6 +74,14 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 	int32		shard;
 
 	dq_require_not_producer(queue, "reschedule tasks");
+	if (queue->at_once)
+	{
+		uint64		id;
+
+		if (dq_take_at_once(relid, element, false, &due, &id) != DQ_ANSWER_TRUE)
+			return NULL;
+		return dq_id_out(due, id);
+	}
 	answer = dq_take_and_record(relid, element, false, &taken);
 	queue = dq_queue_get(relid);
 	dq_shards_resolve(queue);
@@ -88,7 +95,7 @@ dq_reschedule_element(DqQueue *queue, bytea *element, int64 due)
 	}
 	else if (taken.in_redis)
 	{
-		payload = member_payload(taken.member);
+		payload = dq_member_payload(taken.member);
 		key = taken.key;
 		shard = taken.shard;
 	}

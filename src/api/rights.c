@@ -63,6 +63,8 @@ dq_raise_outage(const DqQueue *queue)
 	ereport(ERROR,
 			(errcode(ERRCODE_CONNECTION_FAILURE),
 			 errmsg("Redis of queue \"%s\" does not answer", queue->relname),
+			 queue->at_once ?
+			 errhint("With option transactional \"on\" the operation is recorded instead.") :
 			 errhint("With option on_outage \"defer\" the operation is recorded instead.")));
 }
 

@@ -9,19 +9,13 @@
 
 #include "api/api.h"
 #include "compat.h"
-#include "relay/relay.h"
 #include "shared/points.h"
 
-#include "access/subtrans.h"
-#include "access/transam.h"
 #include "access/xact.h"
 #include "miscadmin.h"
-#include "storage/condition_variable.h"
-#include "storage/lmgr.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
 typedef struct Asking
 {
@@ -67,6 +61,24 @@ patient_target(Asking *asking)
 	return target;
 }
 
+/*
+ * Were we promoted, and is the old primary's lease not over yet? Then there is no
+ * certain answer for a moment, but the queue is ours. If that lease is being
+ * renewed, the other one lives, and this is a copy.
+ */
+static bool
+is_taking_over(Asking *asking, int shard)
+{
+	const DqFound *found = &asking->found[shard];
+	const char *last = found->cur[0] ? found->cur : found->prev;
+	DqShardStats stats;
+
+	return strcmp(found->owner_source, dq_source_get(true)->id) == 0 &&
+		last[0] != '\0' && strtoul(last, NULL, 10) < dq_timeline() &&
+		!(dq_stats_get(MyDatabaseId, asking->queue->shard_no[shard], &stats) &&
+		  stats.owner_lives);
+}
+
 /* Key before id before payload, then the earliest due. */
 bool
 dq_found_is_better(char how, int64 due, char than_how, int64 than_due)
@@ -107,7 +119,8 @@ accept(Asking *asking, int from, int to)
 	{
 		DqFound    *f = &asking->found[i];
 
-		dq_require_ours(asking->queue, f->owner_source, f->owner_place);
+		if (!is_taking_over(asking, i))
+			dq_require_ours(asking->queue, f->owner_source, f->owner_place);
 		if (f->fence.status != DQ_OK)
 			ready = false;
 		else
@@ -129,10 +142,11 @@ static void
 release(Asking *asking, DqRedis *redis, int shard)
 {
 	DqFence		fence;
+	int			left;
 
 	(void) dq_op_restore(redis, asking->queue->relname, &asking->keys[shard],
 						 asking->sessions[shard].session, asking->sessions[shard].floor,
-						 asking->args.source, asking->token, 1, &fence);
+						 asking->args.source, asking->token, 1, &fence, &left);
 }
 
 /* Exactly this member, in a shard that was only looked at. */
@@ -293,25 +307,6 @@ is_settled(Asking *asking, const bytea *member)
 	return true;
 }
 
-/*
- * Wait until the relay has moved on; relay by hand if nobody else does. Callers
- * go on asking until their deadline.
- */
-void
-dq_wait_for_relay(Oid serverid, TimestampTz deadline)
-{
-	long		left = TimestampDifferenceMilliseconds(GetCurrentTimestamp(), deadline);
-
-	if (left <= 0)
-		return;
-	if (dq_wake_bridge(MyDatabaseId, serverid) || !dq_relay_by_hand(serverid, left))
-	{
-		ConditionVariablePrepareToSleep(&dq_shared()->progress);
-		ConditionVariableTimedSleep(&dq_shared()->progress, Min(left, 10), PG_WAIT_EXTENSION);
-		ConditionVariableCancelSleep();
-	}
-}
-
 static void
 wait_for_relay(Asking *asking)
 {
@@ -324,43 +319,25 @@ retake_snapshot(Asking *asking)
 	if (asking->snapshot)
 		UnregisterSnapshot(asking->snapshot);
 	asking->snapshot = NULL;
-	asking->snapshot = RegisterSnapshot(GetLatestSnapshot());
+	asking->snapshot = RegisterSnapshot(dq_fresh_snapshot());
 }
 
 /*
- * As for a row lock: not part of remove_timeout, but of lock_timeout, and seen by
- * the deadlock detector. Afterwards either its row with the token can be seen, then
- * the relay is about to end the hold; or it never will, then the hold may be taken
- * over by naming its token. The commit log is not asked.
+ * Afterwards either its row with the token can be seen, then the relay is about to
+ * end the hold; or it never will, then the hold may be taken over by naming its
+ * token. The commit log is not asked.
  */
 static void
 wait_for_holder(Asking *asking, int where)
 {
 	DqHold	   *holder = &asking->found[where].holder;
 	FullTransactionId xid = FullTransactionIdFromU64(holder->xid);
-	FullTransactionId wait = FullTransactionIdFromU64(holder->subxid ? holder->subxid : holder->xid);
-	TimestampTz began = GetCurrentTimestamp();
 
-	if (strcmp(holder->source, asking->args.source) != 0)
+	if (!dq_wait_for_holder(holder, asking->args.source, &asking->deadline))
 	{
-		wait_for_relay(asking); /* a former owner's: the bridge puts it back */
+		wait_for_relay(asking);
 		return;
 	}
-	DQ_POINT("hold.wait");
-	/*
-	 * Numbers that an earlier life of the server had given out and this one may give
-	 * out again belong to nobody we could wait for.
-	 */
-	if ((holder->incarnation == dq_incarnation() || holder->xid < dq_shared()->first_xid) &&
-		!TransactionIdIsCurrentTransactionId(XidFromFullTransactionId(wait)))
-	{
-		if (U64FromFullTransactionId(ReadNextFullTransactionId()) - holder->xid <
-			(UINT64CONST(1) << 31))
-			XactLockTableWait(XidFromFullTransactionId(wait), NULL, NULL, XLTW_None);
-	}
-	asking->deadline += GetCurrentTimestamp() - began;
-	DQ_POINT("hold.waited");
-
 	retake_snapshot(asking);
 	if (dq_outbox_has_row(asking->queue->shard_no[where], xid, holder->token,
 						  asking->snapshot))
@@ -424,20 +401,6 @@ ask_loop(Asking *asking, int *where)
 	}
 }
 
-/* Errors that say something of Redis, not of the caller. */
-static bool
-is_outage(int sqlstate)
-{
-	switch (ERRCODE_TO_CATEGORY(sqlstate))
-	{
-		case MAKE_SQLSTATE('0', '8', '0', '0', '0'):
-		case MAKE_SQLSTATE('2', '8', '0', '0', '0'):
-			return true;
-	}
-	return sqlstate == ERRCODE_CANNOT_CONNECT_NOW || sqlstate == ERRCODE_OUT_OF_MEMORY ||
-		sqlstate == ERRCODE_READ_ONLY_SQL_TRANSACTION;
-}
-
 static DqAnswer
 ask(Asking *asking, int *where)
 {
@@ -465,7 +428,7 @@ ask(Asking *asking, int *where)
 			 * Only the exchange with Redis can have failed so; nothing of
 			 * PostgreSQL's is half done.
 			 */
-			if (!is_outage(geterrcode()))
+			if (!dq_is_outage(geterrcode()))
 				PG_RE_THROW();
 			MemoryContextSwitchTo(caller);
 			FlushErrorState();
@@ -515,12 +478,7 @@ dq_take(Oid relid, bytea *element, bool key_only, TimestampTz *deadline, DqTaken
 	asking.args.token = asking.token;
 	asking.skip = dq_own_removed_ids(queue, element, &asking.args.skip_len);
 	asking.args.skip = asking.skip;
-	asking.free = NULL;
-	if (dq_holds_left(&asking.nfree) != NULL && asking.nfree > 0)
-	{
-		asking.free = palloc(asking.nfree * DQ_TOKEN_LEN);
-		memcpy(asking.free, dq_holds_left(&i), asking.nfree * DQ_TOKEN_LEN);
-	}
+	asking.free = dq_holds_left(&asking.nfree);
 
 	/* what this transaction offered is known without asking anybody */
 	own_found = dq_own_find(queue, element, &own) && (!key_only || own.how == 'k');

@@ -144,6 +144,17 @@ due_rule(Relation rel, const char *argument)
 	return rule;
 }
 
+/* Was there a task for the row? Not: when; that may be an instant none can have. */
+static bool
+row_has_due(const DueRule *rule, Relation rel, HeapTuple tuple)
+{
+	bool		isnull = false;
+
+	if (rule->column != 0)
+		(void) heap_getattr(tuple, rule->column, RelationGetDescr(rel), &isnull);
+	return !isnull;
+}
+
 /*
  * False: NULL, no task. An instant in the past is due at once, however far back.
  */
@@ -244,11 +255,10 @@ dq_offer_trigger(PG_FUNCTION_ARGS)
 	if (before && key_column != 0)
 	{
 		bytea	   *old_key = row_key(queue, rel, before, key_column);
-		int64		old_due;
 
 		/* a due that became NULL, or a key that changed, takes the old task back */
 		if (old_key && (!wanted || !same_key(old_key, key)) &&
-			(rule.column == 0 || row_due(&rule, rel, before, &old_due)))
+			row_has_due(&rule, rel, before))
 		{
 			dq_require(queue, ACL_DELETE | ACL_SELECT);
 			(void) dq_remove_key(queue, old_key);

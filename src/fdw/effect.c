@@ -82,12 +82,18 @@ apply_offer(DqUnsent *unsent, const Op *op)
 }
 
 static void
-apply_remove(DqUnsent *unsent, const Op *op)
+hide_member(DqUnsent *unsent, const Bytes *member)
 {
 	if (unsent->members == NULL)
 		unsent->members = bytes_table(unsent, "dq_bridge unsent removals",
 									  sizeof(MemberEntry));
-	(void) hash_search(unsent->members, &op->bytes, HASH_ENTER, NULL);
+	(void) hash_search(unsent->members, member, HASH_ENTER, NULL);
+}
+
+static void
+apply_remove(DqUnsent *unsent, const Op *op)
+{
+	hide_member(unsent, &op->bytes);
 	if (op->bytes.len >= 17 && op->bytes.data[0] == 8)
 		kill_offer(unsent, id_number(op->bytes.data + 1));
 }
@@ -160,38 +166,102 @@ dq_unsent_effect(DqUnsent *unsent)
 }
 
 bool
-dq_unsent_taken(DqUnsent *unsent, const DqRow *row)
+dq_unsent_holder(DqUnsent *unsent, const char *key, Size len, uint64 *id)
+{
+	Bytes		bytes = {key, len};
+	KeyEntry   *entry;
+
+	if (unsent->keys == NULL)
+		return false;
+	entry = hash_search(unsent->keys, &bytes, HASH_FIND, NULL);
+	if (entry == NULL || !entry->live)
+		return false;
+	*id = entry->id;
+	return true;
+}
+
+/* ---- deferred removals ------------------------------------------------------------- */
+
+bool
+dq_unsent_unsettled(const DqUnsent *unsent)
+{
+	return unsent->elements != NIL;
+}
+
+void
+dq_unsent_settled(DqUnsent *unsent)
+{
+	unsent->elements = NIL;
+}
+
+static bool
+is_meant(const Element *element, const DqTask *task)
+{
+	if (task->key && bytes_equal(&element->bytes, task->key, task->key_len))
+		return true;
+	if (element->is_id && (double) element->due == task->score &&
+		bytes_equal(&element->id, task->idbytes, task->idlen))
+		return true;
+	return task->key == NULL &&
+		bytes_equal(&element->bytes, task->payload, task->payload_len);
+}
+
+void
+dq_unsent_settle_task(DqUnsent *unsent, const DqTask *task)
+{
+	ListCell   *lc;
+
+	if (dq_unsent_hides(unsent, task))
+		return;
+	foreach(lc, unsent->elements)
+	{
+		if (is_meant(lfirst(lc), task))
+		{
+			MemoryContext old = MemoryContextSwitchTo(unsent->context);
+			Bytes		member = {task->member, task->member_len};
+			char	   *copy = palloc(Max(member.len, 1));
+
+			memcpy(copy, member.data, member.len);
+			member.data = copy;
+			hide_member(unsent, &member);
+			MemoryContextSwitchTo(old);
+			unsent->elements = foreach_delete_current(unsent->elements, lc);
+			return;
+		}
+	}
+}
+
+void
+dq_unsent_settle_row(DqUnsent *unsent, const DqRow *row)
 {
 	Xact	   *xact;
 	ListCell   *lc;
 
-	if (unsent->elements == NIL || row->key)
-		return false;
+	if (row->key)
+		return;					/* of keyed ones the first pass knows */
 	xact = dq_unsent_xact(unsent, U64FromFullTransactionId(row->xid));
 	foreach(lc, unsent->elements)
 	{
 		Element    *element = lfirst(lc);
 
-		if (!element->used &&
-			(element->last > xact->last ||
+		if ((element->last > xact->last ||
 			 (element->last == xact->last && element->seq > row->seq)) &&
 			bytes_equal(&element->bytes, VARDATA_ANY(row->payload),
 						VARSIZE_ANY_EXHDR(row->payload)))
 		{
-			element->used = true;
-			return true;
+			kill_offer(unsent, row->id);
+			unsent->elements = foreach_delete_current(unsent->elements, lc);
+			return;
 		}
 	}
-	return false;
 }
 
 bool
 dq_unsent_hides(DqUnsent *unsent, const DqTask *task)
 {
 	Bytes		bytes;
-	ListCell   *lc;
 
-	if (task->idlen == 8 && task->member_len == 17 + task->payload_len &&
+	if (task->idlen == 8 && !task->old &&
 		dq_unsent_offer(unsent, id_number(task->idbytes)))
 		return true;
 
@@ -208,27 +278,6 @@ dq_unsent_hides(DqUnsent *unsent, const DqTask *task)
 		bytes.len = task->key_len;
 		if (hash_search(unsent->keys, &bytes, HASH_FIND, NULL))
 			return true;
-	}
-	foreach(lc, unsent->elements)
-	{
-		Element    *element = lfirst(lc);
-		bool		match;
-
-		if (element->used)
-			continue;
-		if (task->key && bytes_equal(&element->bytes, task->key, task->key_len))
-			match = true;
-		else if (element->is_id && (double) element->due == task->score &&
-				 bytes_equal(&element->id, task->idbytes, task->idlen))
-			match = true;
-		else
-			match = task->key == NULL &&
-				bytes_equal(&element->bytes, task->payload, task->payload_len);
-		if (match)
-		{
-			element->used = true;
-			return true;
-		}
 	}
 	return false;
 }

@@ -1,129 +1,84 @@
 /*
  * scan.c
- *	  Reading a queue: pending tasks of all its shards, page by page. Memory is
- *	  bounded by the page; every page is one complete exchange with Redis, so
- *	  interleaved scans can share the backend's connection, and every wait is
- *	  cancellable because the redis room waits.
- *
- *	  Per shard: the first page with the fence; then what the outbox holds beyond
- *	  the fence (unsent.c), which is shown first; then the pages, without what has
- *	  been shown, replaced or removed there. What is pending during the whole scan
- *	  is shown exactly once. Members that nobody can read are passed over; transfer
- *	  puts them into quarantine.
+ *	  The executor's side of reading a queue: what the plan says becomes bounds, the
+ *	  shards are read one after the other, or merged when the order counts, and tasks
+ *	  become rows. Called by the executor through handler.c.
  */
 #include "postgres.h"
 
-#include "access/parallel.h"
-#include "access/xact.h"
+#include "access/sysattr.h"
 #include "executor/executor.h"
+#include "lib/binaryheap.h"
 #include "miscadmin.h"
 #include "optimizer/optimizer.h"
-#include "utils/builtins.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
-#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
 
-#include "fdw/fdw.h"
+#include "fdw/pushdown.h"
 
-#define FIRST_PAGE_TASKS	100		/* enough for a LIMIT */
-#define PAGE_TASKS			400
-#define PAGE_BYTES			(1024 * 1024)
+#define FIRST_PAGE_TASKS	100		/* enough for a LIMIT that is not known */
 
 typedef struct QueueScan
 {
-	MemoryContext context;		/* as long as the scan */
-	Oid			serverid;
-	Oid			owner;
-	char	   *relname;
-	char	   *name;			/* Redis name */
-	int			nshards;
-	int32	   *shard_no;		/* 0: not registered, so the outbox has nothing */
-	bool		has_source;		/* this database has an identity: else the outbox is
-								 * empty */
+	DqReading	reading;		/* its context holds everything in here */
+	MemoryContext bounds_context;	/* what one set of parameters gives */
+	List	   *quals;
+	List	   *values;			/* ExprStates */
+	DqStream  **streams;		/* nshards */
+
+	/* rows */
 	DqColumns  *columns;
 	bool		filter_first;	/* see passes() */
+	DqIdentities *identities;	/* rows say where their tasks are; NULL: no need */
 
-	Snapshot	snapshot;		/* of the outbox, registered; NULL: no scan yet */
+	/* instead of rows */
+	List	   *aggregates;
 
-	/* the shard that is being read */
-	int			shard;
-	bool		started;		/* first page is there */
-	MemoryContext shard_context;
-	DqKeys		keys;
-	char	   *source;			/* own id, "" if there is none yet */
-	DqUnsent   *unsent;			/* NULL: nothing beyond the fence can exist */
-	bool		show_unsent;	/* not all of it shown yet */
-
-	/* its current page */
-	DqRange		range;
-	int			next;			/* next task in it */
-	MemoryContext page_context[2];	/* in turn: the cursor of one page is needed to
-									 * read the next */
-	int			page;
-
-	DqScanCounts counts;
+	/* this time */
+	bool		begun;
+	bool		done;
+	DqBounds	bounds;
+	int			shard;			/* that is read, or will be next */
+	bool		open;			/* it is */
+	DqFinder   *finder;			/* NULL: by ranges */
+	binaryheap *heap;			/* shards by what comes next there; NULL: one by one */
+	bool		returned;		/* the top of the heap is what was returned last */
 } QueueScan;
 
 /* ---- begin ------------------------------------------------------------------------ */
 
-/*
- * Numbers of the shards in the registry, without writing to it: reading a queue
- * works on a standby and in a read-only transaction.
- */
-static void
-find_shard_numbers(QueueScan *state)
+static int
+scan_order(const ForeignScan *plan)
 {
-	List	   *rows = dq_shards_list(state->serverid);
-
-	state->shard_no = palloc0(state->nshards * sizeof(int32));
-	for (int i = 0; i < state->nshards; i++)
-	{
-		char	   *name = dq_shard_name(state->name, state->nshards, i);
-		ListCell   *lc;
-
-		foreach(lc, rows)
-		{
-			DqShardRow *row = lfirst(lc);
-
-			if (strcmp(row->name, name) == 0)
-				state->shard_no[i] = row->no;
-		}
-	}
+	return intVal(list_nth(plan->fdw_private, DQ_SCAN_ORDER));
 }
 
-void
-dq_scan_begin(ForeignScanState *node, int eflags)
+/* A table that shows something else than pending tasks? */
+static bool
+is_shelf(const ForeignScanState *node)
+{
+	const ForeignScan *plan = (const ForeignScan *) node->ss.ps.plan;
+
+	return intVal(list_nth(plan->fdw_private, DQ_SCAN_CONTENTS)) != DQ_CONTENTS_PENDING;
+}
+
+static void
+begin_rows(QueueScan *state, ForeignScanState *node, const DqQueue *queue)
 {
 	ForeignScan *plan = (ForeignScan *) node->ss.ps.plan;
-	Relation	rel = node->ss.ss_currentRelation;
-	MemoryContext context = node->ss.ps.state->es_query_cxt;
-	MemoryContext old;
-	QueueScan  *state;
-	DqQueue    *queue;
+	DqReading  *reading = &state->reading;
+	int			first_page = intVal(list_nth(plan->fdw_private, DQ_SCAN_FIRST_PAGE));
 
-	/* plain EXPLAIN neither connects nor needs anything */
-	if (eflags & EXEC_FLAG_EXPLAIN_ONLY)
-		return;
-
-	old = MemoryContextSwitchTo(AllocSetContextCreate(context, "dq_bridge scan",
-													  ALLOCSET_DEFAULT_SIZES));
-	state = palloc0(sizeof(QueueScan));
-	state->context = CurrentMemoryContext;
-	state->shard_context = AllocSetContextCreate(state->context, "dq_bridge scan shard",
-												 ALLOCSET_DEFAULT_SIZES);
-	for (int i = 0; i < 2; i++)
-		state->page_context[i] = AllocSetContextCreate(state->context,
-													   "dq_bridge scan page",
-													   ALLOCSET_DEFAULT_SIZES);
-
-	queue = dq_queue_get(RelationGetRelid(rel));
-	state->serverid = queue->serverid;
-	state->owner = queue->owner;
-	state->relname = pstrdup(queue->relname);
-	state->name = pstrdup(queue->name);
-	state->nshards = queue->nshards;
-	state->columns = dq_columns_describe(queue, RelationGetDescr(rel),
+	state->columns = dq_columns_describe(queue, RelationGetDescr(node->ss.ss_currentRelation),
 										 list_nth(plan->fdw_private, DQ_SCAN_ATTRS));
+	reading->keys = dq_columns_read(state->columns, DQ_COL_KEY);
+	reading->payloads = dq_columns_read(state->columns, DQ_COL_PAYLOAD);
+	reading->order = scan_order(plan);
+	reading->first_page = first_page > 0 ? first_page : FIRST_PAGE_TASKS;
+
+	if (plan->fsSystemCol)
+		state->identities = dq_identities_create(reading->context);
 
 	/* a volatile filter must not be asked twice */
 	if (plan->scan.plan.qual != NIL &&
@@ -134,99 +89,196 @@ dq_scan_begin(ForeignScanState *node, int eflags)
 		pull_varattnos((Node *) plan->scan.plan.qual, plan->scan.scanrelid, &attrs);
 		state->filter_first = dq_columns_defer(state->columns, attrs);
 	}
+}
 
-	/* now, because the execution may be in parallel mode, where no new snapshot
-	 * can be taken to read the extension's tables */
-	find_shard_numbers(state);
-	state->has_source = dq_source_get(false) != NULL;
+void
+dq_scan_begin(ForeignScanState *node, int eflags)
+{
+	ForeignScan *plan = (ForeignScan *) node->ss.ps.plan;
+	MemoryContext old;
+	QueueScan  *state;
+	DqQueue    *queue;
+
+	/* plain EXPLAIN neither connects nor needs anything */
+	if (eflags & EXEC_FLAG_EXPLAIN_ONLY)
+		return;
+
+	queue = dq_table_get(linitial_oid(list_nth(plan->fdw_private, DQ_SCAN_RELID)));
+	if (queue->contents != DQ_CONTENTS_PENDING)
+	{
+		dq_shelf_begin(node, queue);
+		return;
+	}
+
+	old = MemoryContextSwitchTo(AllocSetContextCreate(node->ss.ps.state->es_query_cxt,
+													  "dq_bridge scan",
+													  ALLOCSET_DEFAULT_SIZES));
+	state = palloc0(sizeof(QueueScan));
+	dq_reading_init(&state->reading, queue);
+	state->bounds_context = AllocSetContextCreate(CurrentMemoryContext,
+												  "dq_bridge scan bounds",
+												  ALLOCSET_DEFAULT_SIZES);
+	state->aggregates = list_nth(plan->fdw_private, DQ_SCAN_AGGREGATES);
+	if (state->aggregates == NIL)
+		begin_rows(state, node, queue);
+	state->quals = list_nth(plan->fdw_private, DQ_SCAN_QUALS);
+	state->values = ExecInitExprList(plan->fdw_exprs, (PlanState *) node);
+	state->streams = palloc(state->reading.nshards * sizeof(DqStream *));
+	for (int i = 0; i < state->reading.nshards; i++)
+		state->streams[i] = dq_stream_make(&state->reading, i);
 	MemoryContextSwitchTo(old);
 	node->fdw_state = state;
 }
 
-/* ---- pages -------------------------------------------------------------------------- */
+/* ---- which shard comes next -------------------------------------------------------- */
 
-/*
- * The outbox is looked at as it is now, whatever the isolation level: a queue is
- * live. Not with SnapshotSelf: rows the running command inserts must stay
- * invisible, or SELECT dq_offer(...) FROM queue would never end. A parallel
- * query cannot take a new snapshot; the statement's own is then as good as it
- * gets.
- */
-static void
-take_snapshot(QueueScan *state, EState *estate)
+/* The heap gives what compares as the largest first. */
+static int
+stream_cmp(Datum a, Datum b, void *arg)
 {
-	if (state->snapshot)
-		UnregisterSnapshot(state->snapshot);
-	state->snapshot = NULL;
-	state->snapshot = RegisterSnapshot(IsInParallelMode() ? estate->es_snapshot :
-									   GetLatestSnapshot());
+	QueueScan  *state = arg;
+	int64		x = 0,
+				y = 0;
+
+	(void) dq_stream_peek(state->streams[DatumGetInt32(a)], &x);
+	(void) dq_stream_peek(state->streams[DatumGetInt32(b)], &y);
+	if (x == y)
+		return 0;
+	return (x < y) == (state->reading.order == DQ_ORDER_ASC) ? 1 : -1;
 }
 
-static void
-read_page(QueueScan *state, bool first)
+static bool
+shard_counts(const QueueScan *state, int shard)
 {
-	/* taken anew for each page: the connection may have been replaced */
-	DqServer   *server = dq_server_get(state->serverid, state->owner, false);
-	MemoryContext old;
-	int			other = 1 - state->page;
-	char	   *score = first ? NULL : state->range.cursor_score;
-	bytea	   *member = first ? NULL : state->range.cursor_member;
-	bool		keys = first || dq_columns_read_key(state->columns) ||
-		(state->unsent && dq_unsent_wants_keys(state->unsent));
-
-	dq_server_check_usable(server);
-	old = MemoryContextSwitchTo(state->page_context[other]);
-	dq_op_range(dq_redis_get(&server->target), state->relname, &state->keys,
-				state->source, score, member,
-				first ? FIRST_PAGE_TASKS : PAGE_TASKS, PAGE_BYTES, keys, first,
-				&state->range);
-	MemoryContextSwitchTo(old);
-	MemoryContextReset(state->page_context[state->page]);
-	state->page = other;
-	state->next = 0;
-	state->counts.round_trips++;
-	state->counts.from_redis += state->range.ntasks;
+	return state->bounds.shards == NULL || state->bounds.shards[shard];
 }
 
+/* All shards at once, their first pages in one round trip. */
 static void
-start_shard(QueueScan *state, EState *estate)
+open_merged(QueueScan *state)
 {
-	const DqSource *source = state->has_source ? dq_source_get(false) : NULL;
-	MemoryContext old;
+	int			nshards = state->reading.nshards;
+	DqStream  **open = palloc(nshards * sizeof(DqStream *));
+	int			n = 0;
+	int64		due;
 
-	MemoryContextReset(state->shard_context);
-	old = MemoryContextSwitchTo(state->shard_context);
-	dq_keys_make(&state->keys, dq_shard_name(state->name, state->nshards, state->shard));
-	state->source = pstrdup(source ? source->id : "");
-	state->unsent = NULL;
-	state->show_unsent = false;
-
-	/* the fence first: what it does not cover is looked for afterwards */
-	read_page(state, true);
-	if (source && state->shard_no[state->shard] != 0)
+	for (int i = 0; i < nshards; i++)
 	{
-		take_snapshot(state, estate);
-		state->unsent = dq_unsent_begin(state->shard_no[state->shard], &state->range,
-										state->snapshot);
-		state->show_unsent = true;
+		if (shard_counts(state, i))
+			open[n++] = state->streams[i];
 	}
-	MemoryContextSwitchTo(old);
-	state->started = true;
+	dq_streams_open(open, n);
+	state->heap = binaryheap_allocate(n, stream_cmp, state);
+	for (int i = 0; i < n; i++)
+	{
+		if (dq_stream_peek(open[i], &due))
+			binaryheap_add_unordered(state->heap, Int32GetDatum(dq_stream_shard(open[i])));
+	}
+	binaryheap_build(state->heap);
 }
 
 static void
-stop_shard(QueueScan *state)
+begin_scan(ForeignScanState *node, QueueScan *state)
 {
-	if (state->unsent)
-		dq_unsent_end(state->unsent);
-	state->unsent = NULL;
-	if (state->snapshot)
-		UnregisterSnapshot(state->snapshot);
-	state->snapshot = NULL;
-	state->started = false;
+	DqReading  *reading = &state->reading;
+	MemoryContext old;
+
+	state->begun = true;
+	MemoryContextReset(state->bounds_context);
+	old = MemoryContextSwitchTo(state->bounds_context);
+	dq_bounds_eval(state->quals, state->values, node->ss.ps.ps_ExprContext,
+				   reading->nshards, &state->bounds);
+	state->shard = 0;
+	state->open = false;
+	state->finder = NULL;
+	state->heap = NULL;
+	state->returned = false;
+	state->done = state->bounds.nothing && state->aggregates == NIL;
+	if (!state->bounds.lookup)
+	{
+		DqDueRange *ranges = state->bounds.ranges;
+		int			n = state->bounds.nranges;
+
+		reading->ranges = ranges;
+		reading->nranges = n;
+		if (reading->order == DQ_ORDER_DESC)
+		{
+			for (int i = 0; i < n / 2; i++)
+			{
+				DqDueRange	swap = ranges[i];
+
+				ranges[i] = ranges[n - 1 - i];
+				ranges[n - 1 - i] = swap;
+			}
+		}
+	}
+	if (!state->done && state->aggregates == NIL && !state->bounds.lookup &&
+		reading->order != DQ_ORDER_NONE && reading->nshards > 1)
+		open_merged(state);
+	MemoryContextSwitchTo(old);
 }
 
-/* ---- iterate ---------------------------------------------------------------------------- */
+/* The next task in order over all shards. */
+static bool
+next_merged(QueueScan *state, DqItem *item, int *shard)
+{
+	int64		due;
+
+	if (state->returned)
+	{
+		/* only now: peeking may turn the page that the last row came from */
+		state->returned = false;
+		*shard = DatumGetInt32(binaryheap_first(state->heap));
+		if (dq_stream_peek(state->streams[*shard], &due))
+			binaryheap_replace_first(state->heap, binaryheap_first(state->heap));
+		else
+			(void) binaryheap_remove_first(state->heap);
+	}
+	if (binaryheap_empty(state->heap))
+		return false;
+	*shard = DatumGetInt32(binaryheap_first(state->heap));
+	state->returned = true;
+	return dq_stream_next(state->streams[*shard], item);
+}
+
+/* The next task of the scan. */
+static bool
+next_item(QueueScan *state, DqItem *item, int *shard)
+{
+	MemoryContext old;
+	bool		found;
+
+	if (state->heap)
+		return next_merged(state, item, shard);
+	for (; state->shard < state->reading.nshards; state->shard++, state->open = false)
+	{
+		DqStream   *stream = state->streams[state->shard];
+
+		if (!shard_counts(state, state->shard))
+			continue;
+		if (!state->open)
+		{
+			old = MemoryContextSwitchTo(state->bounds_context);
+			if (state->bounds.lookup)
+				state->finder = dq_finder_make(&state->reading, stream, &state->bounds);
+			else
+				dq_streams_open(&stream, 1);
+			MemoryContextSwitchTo(old);
+			state->open = true;
+		}
+		found = state->finder ? dq_finder_next(state->finder, item) :
+			dq_stream_next(stream, item);
+		if (found)
+		{
+			*shard = state->shard;
+			return true;
+		}
+		dq_stream_close(stream);
+	}
+	return false;
+}
+
+/* ---- rows ------------------------------------------------------------------------------ */
 
 /* The node's own filter, asked before the rest of the row is made. */
 static bool
@@ -243,81 +295,114 @@ passes(ForeignScanState *node, TupleTableSlot *slot)
 	return false;
 }
 
+static void
+store(QueueScan *state, TupleTableSlot *slot, int shard, const DqItem *item,
+	  DqStorePart part)
+{
+	if (item->task)
+		dq_columns_store_task(state->columns, slot, shard, item->task, part);
+	else
+		dq_columns_store_row(state->columns, slot, shard, &item->row, part);
+}
+
+/* For UPDATE and DELETE: which task is it? */
+static void
+identify(QueueScan *state, TupleTableSlot *slot, int shard, const DqItem *item)
+{
+	if (item->task)
+		dq_identity_store_task(state->identities, slot, shard, item->task);
+	else
+		dq_identity_store_row(slot, shard, &item->row);
+}
+
+/* Count, first and last, in one row. */
+static TupleTableSlot *
+totals_row(QueueScan *state, TupleTableSlot *slot)
+{
+	DqTotals	totals = {0};
+	ListCell   *lc;
+
+	state->done = true;
+	for (int i = 0; i < state->reading.nshards && !state->bounds.nothing; i++)
+	{
+		if (shard_counts(state, i))
+			dq_totals_add(&state->reading, state->streams[i], &state->bounds, &totals);
+	}
+	foreach(lc, state->aggregates)
+	{
+		int			i = foreach_current_index(lc);
+
+		slot->tts_isnull[i] = false;
+		switch ((DqAggregate) lfirst_int(lc))
+		{
+			case DQ_AGG_COUNT:
+				slot->tts_values[i] = Int64GetDatum(totals.tasks);
+				break;
+			case DQ_AGG_MIN:
+				slot->tts_values[i] = TimestampTzGetDatum(dq_shown_instant(totals.first));
+				slot->tts_isnull[i] = totals.tasks == 0;
+				break;
+			case DQ_AGG_MAX:
+				slot->tts_values[i] = TimestampTzGetDatum(dq_shown_instant(totals.last));
+				slot->tts_isnull[i] = totals.tasks == 0;
+				break;
+		}
+	}
+	return ExecStoreVirtualTuple(slot);
+}
+
 /* Called in a memory context that is reset for each row. */
 TupleTableSlot *
 dq_scan_iterate(ForeignScanState *node)
 {
 	QueueScan  *state = node->fdw_state;
 	TupleTableSlot *slot = node->ss.ss_ScanTupleSlot;
+	DqItem		item;
+	int			shard;
 
+	if (is_shelf(node))
+		return dq_shelf_iterate(node);
 	ExecClearTuple(slot);
-	while (state->shard < state->nshards)
+	if (!state->begun)
+		begin_scan(node, state);
+	if (state->done)
+		return slot;
+	if (state->aggregates != NIL)
+		return totals_row(state, slot);
+
+	while (next_item(state, &item, &shard))
 	{
-		if (!state->started)
-			start_shard(state, node->ss.ps.state);
-
-		if (state->show_unsent)
+		store(state, slot, shard, &item,
+			  state->filter_first ? DQ_STORE_EARLY : DQ_STORE_ALL);
+		ExecStoreVirtualTuple(slot);
+		if (state->filter_first)
 		{
-			DqRow		row;
-
-			if (dq_unsent_next(state->unsent, &row))
-			{
-				state->counts.from_outbox++;
-				dq_columns_store_row(state->columns, slot, state->shard, &row,
-									 state->filter_first ? DQ_STORE_EARLY : DQ_STORE_ALL);
-				ExecStoreVirtualTuple(slot);
-				if (state->filter_first)
-				{
-					if (!passes(node, slot))
-						continue;
-					dq_columns_store_row(state->columns, slot, state->shard, &row,
-										 DQ_STORE_LATE);
-				}
-				return slot;
-			}
-			state->show_unsent = false;
-		}
-
-		while (state->next < state->range.ntasks)
-		{
-			DqTask	   *found = &state->range.tasks[state->next++];
-
-			CHECK_FOR_INTERRUPTS();
-			if (!found->readable ||
-				(state->unsent && dq_unsent_hides(state->unsent, found)))
+			if (!passes(node, slot))
 				continue;
-			dq_columns_store_task(state->columns, slot, state->shard, found,
-								  state->filter_first ? DQ_STORE_EARLY : DQ_STORE_ALL);
-			ExecStoreVirtualTuple(slot);
-			if (state->filter_first)
-			{
-				if (!passes(node, slot))
-					continue;
-				dq_columns_store_task(state->columns, slot, state->shard, found,
-									  DQ_STORE_LATE);
-			}
-			return slot;
+			store(state, slot, shard, &item, DQ_STORE_LATE);
 		}
-
-		if (!state->range.end)
-			read_page(state, false);
-		else
-		{
-			stop_shard(state);
-			state->shard++;
-		}
+		if (state->identities)
+			identify(state, slot, shard, &item);
+		return slot;
 	}
+	state->done = true;
 	return slot;
 }
 
+/* What is known of the outbox is kept, see stream.c. */
 void
 dq_scan_rescan(ForeignScanState *node)
 {
 	QueueScan  *state = node->fdw_state;
 
-	if (state->started)
-		stop_shard(state);
-	state->shard = 0;
+	if (is_shelf(node))
+	{
+		dq_shelf_rescan(node);
+		return;
+	}
+	for (int i = 0; i < state->reading.nshards; i++)
+		dq_stream_close(state->streams[i]);
+	state->begun = false;
 }
 
 void
@@ -327,19 +412,25 @@ dq_scan_end(ForeignScanState *node)
 
 	if (state == NULL)
 		return;
-	if (state->started)
-		stop_shard(state);
-	MemoryContextDelete(state->context);
+	if (is_shelf(node))
+	{
+		dq_shelf_end(node);
+		return;
+	}
+	for (int i = 0; i < state->reading.nshards; i++)
+		dq_stream_end(state->streams[i]);
+	MemoryContextDelete(state->reading.context);
 	node->fdw_state = NULL;
 }
 
 bool
 dq_scan_counts(ForeignScanState *node, DqScanCounts *counts)
 {
-	QueueScan  *state = node->fdw_state;
+	/* both kinds of scan begin with it */
+	DqReading  *reading = node->fdw_state;
 
-	if (state == NULL)
+	if (reading == NULL)
 		return false;
-	*counts = state->counts;
+	*counts = reading->counts;
 	return true;
 }

@@ -133,9 +133,13 @@ note_row(DqUnsent *unsent, const DqRow *row, const DqSnapshot *cur)
 		offer->id = row->id;
 		offer->xid = xid;
 		offer->seq = row->seq;
+		offer->due = row->due;
+		offer->tid = row->tid;
+		offer->table = row->table;
 	}
 	/* a deferred reschedule leaves the task pending, a poll takes none */
-	if (row->op == DQ_OP_RESCHEDULE_ELEMENT || row->op == DQ_OP_CONSUME)
+	if (row->op == DQ_OP_RESCHEDULE_ELEMENT || row->op == DQ_OP_MOVE_NAMED ||
+		row->op == DQ_OP_CONSUME)
 		return;
 	if (!dq_row_offers(row) || row->key)
 	{
@@ -146,11 +150,11 @@ note_row(DqUnsent *unsent, const DqRow *row, const DqSnapshot *cur)
 		op = &unsent->ops[unsent->nops++];
 		op->xid = xid;
 		op->seq = row->seq;
-		op->op = dq_row_offers(row) ? DQ_OP_OFFER : row->op;
+		op->op = dq_row_offers(row) ? DQ_OP_OFFER : row->member ? DQ_OP_REMOVE : row->op;
 		op->due = row->due;
 		op->id = row->id;
 		old = MemoryContextSwitchTo(unsent->context);
-		op->bytes = dq_unsent_copy(row->op == DQ_OP_REMOVE ? row->member : row->key);
+		op->bytes = dq_unsent_copy(row->member ? row->member : row->key);
 		MemoryContextSwitchTo(old);
 	}
 }
@@ -183,7 +187,7 @@ gather_xacts(DqUnsent *unsent, uint64 own)
  * of the batch up to there are in Redis.
  */
 static bool
-fence_inside(const DqRange *fence, int64 *last, int64 *seq)
+fence_inside(const DqReadFence *fence, int64 *last, int64 *seq)
 {
 	const char *bar;
 	long long	l,
@@ -233,14 +237,13 @@ drop_applied(DqUnsent *unsent, int64 fence_last, int64 fence_seq)
 }
 
 DqUnsent *
-dq_unsent_begin(int32 shard, const DqRange *fence, Snapshot snapshot)
+dq_unsent_begin(int32 shard, const DqReadFence *fence, Snapshot snapshot)
 {
 	FullTransactionId own = GetTopFullTransactionIdIfAny();
 	MemoryContext context;
 	MemoryContext old;
 	DqUnsent   *unsent;
 	DqSnapshot *cur = NULL;
-	DqCandidates scan;
 	DqRow		row;
 	int64		fence_last = 0;
 	int64		fence_seq = 0;
@@ -265,12 +268,9 @@ dq_unsent_begin(int32 shard, const DqRange *fence, Snapshot snapshot)
 				 errdetail("Its snapshots are \"%s\", \"%s\" and \"%s\".",
 						   fence->prev, fence->cur, fence->old)));
 
-	/* the second pass begins before the first ends: no table gets emptied */
-	dq_candidates_begin(&scan, shard, unsent->prev, unsent->old, NULL, snapshot, true);
+	/* open to the end: no table gets emptied */
 	dq_candidates_begin(&unsent->scan, shard, unsent->prev, unsent->old, NULL, snapshot,
 						true);
-	unsent->scanning = true;
-
 	for (;;)
 	{
 		bool		more;
@@ -278,14 +278,13 @@ dq_unsent_begin(int32 shard, const DqRange *fence, Snapshot snapshot)
 		CHECK_FOR_INTERRUPTS();
 		MemoryContextReset(unsent->row_context);
 		MemoryContextSwitchTo(unsent->row_context);
-		more = dq_candidates_next(&scan, &row, true);
+		more = dq_candidates_next(&unsent->scan, &row, true);
 		if (more)
 			note_row(unsent, &row, cur);
 		if (!more)
 			break;
 	}
 	MemoryContextSwitchTo(context);
-	dq_candidates_end(&scan);
 
 	gather_xacts(unsent, U64FromFullTransactionId(own));
 	if (inside)
@@ -306,46 +305,225 @@ dq_unsent_begin(int32 shard, const DqRange *fence, Snapshot snapshot)
 /* ---- giving out ------------------------------------------------------------------------ */
 
 bool
-dq_unsent_next(DqUnsent *unsent, DqRow *row)
+dq_unsent_is_empty(const DqUnsent *unsent)
 {
-	MemoryContext outer = CurrentMemoryContext;
-	bool		found = false;
+	return unsent->noffers == 0 && unsent->nops == 0;
+}
 
-	while (!found && unsent->scanning)
-	{
-		Offer	   *offer;
-
-		CHECK_FOR_INTERRUPTS();
-		/* of the rows passed over nothing must stay */
-		MemoryContextReset(unsent->row_context);
-		MemoryContextSwitchTo(unsent->row_context);
-		if (!dq_candidates_next(&unsent->scan, row, true))
-		{
-			dq_candidates_end(&unsent->scan);
-			unsent->scanning = false;
-			break;
-		}
-		if (!dq_row_offers(row))
-			continue;
-		offer = dq_unsent_offer(unsent, row->id);
-		found = offer && offer->seq == row->seq &&
-			offer->xid == U64FromFullTransactionId(row->xid) &&
-			!dq_unsent_taken(unsent, row);
-	}
-	MemoryContextSwitchTo(outer);
-	return found;
+bool
+dq_unsent_adds_only(const DqUnsent *unsent)
+{
+	return unsent->nops == 0;
 }
 
 bool
 dq_unsent_wants_keys(const DqUnsent *unsent)
 {
-	return unsent->keys != NULL || unsent->elements != NIL;
+	return unsent->keys != NULL;
+}
+
+bool
+dq_unsent_wants_members(const DqUnsent *unsent)
+{
+	return unsent->members != NULL;
+}
+
+static int
+due_cmp(const void *a, const void *b, void *arg)
+{
+	const Offer *offers = arg;
+	Size		i = *(const Size *) a;
+	Size		j = *(const Size *) b;
+
+	if (offers[i].due != offers[j].due)
+		return offers[i].due < offers[j].due ? -1 : 1;
+	return i < j ? -1 : i > j;	/* they are sorted by id */
+}
+
+static void
+sort_by_due(DqUnsent *unsent)
+{
+	if (unsent->by_due || unsent->noffers == 0)
+		return;
+	unsent->by_due = MemoryContextAllocHuge(unsent->context,
+											unsent->noffers * sizeof(Size));
+	for (Size i = 0; i < unsent->noffers; i++)
+		unsent->by_due[i] = i;
+	qsort_arg(unsent->by_due, unsent->noffers, sizeof(Size), due_cmp, unsent->offers);
+}
+
+/* How many are due at that instant or before? */
+static Size
+due_upto(const DqUnsent *unsent, int64 due)
+{
+	Size		low = 0;
+	Size		high = unsent->noffers;
+
+	while (low < high)
+	{
+		Size		mid = low + (high - low) / 2;
+
+		if (unsent->offers[unsent->by_due[mid]].due <= due)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low;
+}
+
+/* Where a range lies in by_due. */
+static void
+range_places(const DqUnsent *unsent, const DqDueRange *range, Size *from, Size *n)
+{
+	Size		to = due_upto(unsent, range->upto);
+
+	*from = range->after == DQ_DUE_MIN ? 0 : due_upto(unsent, range->after);
+	*n = to > *from ? to - *from : 0;
+}
+
+void
+dq_unsent_rewind(DqUnsent *unsent, DqOrder order, const DqDueRange *ranges, int nranges)
+{
+	bool		all = nranges == 1 && ranges[0].after == DQ_DUE_MIN &&
+		ranges[0].upto == DQ_DUE_MAX;
+
+	unsent->order = order;
+	unsent->ranges = NULL;
+	unsent->next = 0;
+	unsent->left = unsent->noffers;
+	if (all && order == DQ_ORDER_NONE)
+		return;
+	sort_by_due(unsent);
+	unsent->ranges = ranges;
+	unsent->nranges = nranges;
+	unsent->range = 0;
+	unsent->left = 0;
+}
+
+/* The next one that is alive, in the order asked for; NULL: no more. */
+static Offer *
+upcoming(DqUnsent *unsent)
+{
+	for (;;)
+	{
+		Size		place;
+		Offer	   *offer;
+
+		while (unsent->left == 0)
+		{
+			if (unsent->ranges == NULL || unsent->range >= unsent->nranges)
+				return NULL;
+			range_places(unsent, &unsent->ranges[unsent->range++], &unsent->next,
+						 &unsent->left);
+		}
+		if (unsent->ranges == NULL)
+			place = unsent->next;
+		else if (unsent->order == DQ_ORDER_DESC)
+			place = unsent->by_due[unsent->next + unsent->left - 1];
+		else
+			place = unsent->by_due[unsent->next];
+		offer = &unsent->offers[place];
+		if ((offer->xid & DEAD) == 0)
+			return offer;
+		dq_unsent_skip(unsent);
+	}
+}
+
+void
+dq_unsent_skip(DqUnsent *unsent)
+{
+	CHECK_FOR_INTERRUPTS();
+	unsent->left--;
+	if (unsent->ranges == NULL || unsent->order != DQ_ORDER_DESC)
+		unsent->next++;
+}
+
+bool
+dq_unsent_peek(DqUnsent *unsent, int64 *due)
+{
+	Offer	   *offer = upcoming(unsent);
+
+	if (offer == NULL)
+		return false;
+	*due = offer->due;
+	return true;
+}
+
+static void
+fetch(DqUnsent *unsent, const Offer *offer, DqRow *row)
+{
+	MemoryContext outer;
+	ItemPointerData tid = offer->tid;
+	bool		found;
+
+	MemoryContextReset(unsent->row_context);
+	outer = MemoryContextSwitchTo(unsent->row_context);
+	found = dq_outbox_fetch(unsent->scan.scan, offer->table, &tid, row);
+	MemoryContextSwitchTo(outer);
+	if (!found)
+		elog(ERROR, "operation " INT64_FORMAT " has left the outbox", offer->seq);
+}
+
+bool
+dq_unsent_next(DqUnsent *unsent, DqRow *row)
+{
+	Offer	   *offer = upcoming(unsent);
+
+	if (offer == NULL)
+		return false;
+	fetch(unsent, offer, row);
+	dq_unsent_skip(unsent);
+	return true;
+}
+
+bool
+dq_unsent_sought(DqUnsent *unsent, const DqSought *sought, DqRow *row)
+{
+	Offer	   *offer = NULL;
+
+	if (sought->by_key)
+	{
+		uint64		id;
+
+		if (dq_unsent_holder(unsent, sought->data, sought->len, &id))
+			offer = dq_unsent_offer(unsent, id);
+	}
+	else if (sought->len == 9 && sought->data[0] == 8)
+	{
+		uint64		id = 0;
+
+		for (int i = 1; i <= 8; i++)
+			id = (id << 8) | (unsigned char) sought->data[i];
+		offer = dq_unsent_offer(unsent, id);
+		if (offer && offer->due != sought->due)
+			offer = NULL;
+	}
+	if (offer == NULL || (offer->xid & DEAD) != 0)
+		return false;
+	fetch(unsent, offer, row);
+	return true;
+}
+
+void
+dq_unsent_count(DqUnsent *unsent, const DqDueRange *ranges, int nranges, int64 *count,
+				int64 *first, int64 *last)
+{
+	int64		due;
+
+	*count = 0;
+	dq_unsent_rewind(unsent, DQ_ORDER_ASC, ranges, nranges);
+	while (dq_unsent_peek(unsent, &due))
+	{
+		if ((*count)++ == 0)
+			*first = due;
+		*last = due;
+		dq_unsent_skip(unsent);
+	}
 }
 
 void
 dq_unsent_end(DqUnsent *unsent)
 {
-	if (unsent->scanning)
-		dq_candidates_end(&unsent->scan);
+	dq_candidates_end(&unsent->scan);
 	MemoryContextDelete(unsent->context);
 }

@@ -16,12 +16,15 @@ typedef struct Bytes
 
 #define DEAD UINT64CONST(0x8000000000000000)
 
-/* One offer. */
+/* One offer. Its key and payload stay in the outbox. */
 typedef struct Offer
 {
 	uint64		id;
 	uint64		xid;			/* | DEAD: replaced or removed */
 	int64		seq;
+	int64		due;
+	ItemPointerData tid;		/* where it lies */
+	uint16		table;
 } Offer;
 
 /* One transaction: rows are ordered by (last seq of their transaction, seq). */
@@ -65,7 +68,6 @@ typedef struct Element
 	bool		is_id;
 	int64		due;
 	Bytes		id;				/* raw bytes */
-	bool		used;
 } Element;
 
 struct DqUnsent
@@ -74,12 +76,22 @@ struct DqUnsent
 	MemoryContext row_context;
 	DqSnapshot *prev;
 	DqSnapshot *old;
-	DqCandidates scan;			/* second pass */
-	bool		scanning;		/* it has not ended */
+	DqCandidates scan;			/* stays open: rows are fetched through it */
 
-	Offer	   *offers;			/* sorted by id once complete */
+	Offer	   *offers;			/* sorted by id once complete, so in the order they
+								 * were written in */
 	Size		noffers;
 	Size		maxoffers;
+	Size	   *by_due;			/* their places, sorted by due instant; NULL: not asked
+								 * for yet */
+
+	/* giving out */
+	DqOrder		order;
+	const DqDueRange *ranges;	/* NULL: all, in the order they were written in */
+	int			nranges;
+	int			range;			/* of those */
+	Size		next;			/* next place in by_due, or in offers, ... */
+	Size		left;			/* ... and how many there are from it on */
 	Xact	   *xacts;			/* sorted by xid once complete */
 	Size		nxacts;
 	Size		maxxacts;
@@ -102,7 +114,7 @@ extern Xact *dq_unsent_xact(DqUnsent *unsent, uint64 xid);
 
 /* Go through the sorted operations once: who is dead, which keys are held. */
 extern void dq_unsent_effect(DqUnsent *unsent);
-/* Is it what a deferred removal by payload, called later, will take? */
-extern bool dq_unsent_taken(DqUnsent *unsent, const DqRow *row);
+/* Which offer holds the key? */
+extern bool dq_unsent_holder(DqUnsent *unsent, const char *key, Size len, uint64 *id);
 
 #endif							/* DQ_UNSENT_PRIVATE_H */

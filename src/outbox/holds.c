@@ -14,6 +14,7 @@
 
 #include "access/xact.h"
 #include "miscadmin.h"
+#include "utils/hsearch.h"
 #include "utils/memutils.h"
 
 typedef struct OwnHold
@@ -22,13 +23,12 @@ typedef struct OwnHold
 	int			level;			/* transaction nesting level it belongs to */
 } OwnHold;
 
-/* Both in order of level, so that the end of a savepoint looks at the last only. */
+/* In order of level, so that the end of a savepoint looks at the last only. */
 static OwnHold *live = NULL;
 static int	nlive = 0,
 			maxlive = 0;
-static char *left = NULL;
-static int	nleft = 0,
-			maxleft = 0;
+/* Tokens under which a hold may stand that no row is written for. */
+static HTAB *left = NULL;
 static bool registered = false;
 static int32 writing = 0;		/* shard of a row that is being written, 0: none */
 
@@ -54,32 +54,28 @@ dq_hold_sent(const char *token)
 {
 	dq_xact_register();
 	registered = true;
-	if (nleft == maxleft)
+	if (left == NULL)
 	{
-		int			more = Max(2 * maxleft, 16);
+		HASHCTL		ctl = {0};
 
-		left = left ? repalloc(left, more * DQ_TOKEN_LEN)
-			: MemoryContextAlloc(TopTransactionContext, more * DQ_TOKEN_LEN);
-		maxleft = more;
+		ctl.keysize = ctl.entrysize = DQ_TOKEN_LEN;
+		ctl.hcxt = TopTransactionContext;
+		left = hash_create("dq_bridge holds without a row", 64, &ctl,
+						   HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
 	}
-	memcpy(left + nleft * DQ_TOKEN_LEN, token, DQ_TOKEN_LEN);
-	nleft++;
+	(void) hash_search(left, token, HASH_ENTER, NULL);
 }
 
 static bool
 drop_left(const char *token)
 {
-	int			i;
+	return left && hash_search(left, token, HASH_REMOVE, NULL) != NULL;
+}
 
-	for (i = nleft - 1; i >= 0; i--)
-		if (memcmp(left + i * DQ_TOKEN_LEN, token, DQ_TOKEN_LEN) == 0)
-		{
-			memmove(left + i * DQ_TOKEN_LEN, left + (i + 1) * DQ_TOKEN_LEN,
-					(nleft - i - 1) * DQ_TOKEN_LEN);
-			nleft--;
-			return true;
-		}
-	return false;
+bool
+dq_hold_is_left(const char *token)
+{
+	return left && hash_search(left, token, HASH_FIND, NULL) != NULL;
 }
 
 /* No hold stands under it: Redis has answered so. */
@@ -128,11 +124,22 @@ dq_hold_written(void)
 	writing = 0;
 }
 
-const char *
+char *
 dq_holds_left(int *n)
 {
-	*n = nleft;
-	return left;
+	HASH_SEQ_STATUS status;
+	char	   *tokens,
+			   *token;
+
+	*n = left ? hash_get_num_entries(left) : 0;
+	if (*n == 0)
+		return NULL;
+	tokens = palloc(*n * DQ_TOKEN_LEN);
+	*n = 0;
+	hash_seq_init(&status, left);
+	while ((token = hash_seq_search(&status)) != NULL)
+		memcpy(tokens + (*n)++ * DQ_TOKEN_LEN, token, DQ_TOKEN_LEN);
+	return tokens;
 }
 
 /* ---- ends, from xact.c ---- */
@@ -141,12 +148,13 @@ dq_holds_left(int *n)
 bool
 dq_holds_end(bool committed)
 {
-	bool		back = registered && (nleft > 0 || (!committed && nlive > 0));
+	bool		back = registered &&
+		((left && hash_get_num_entries(left) > 0) || (!committed && nlive > 0));
 
 	dq_hold_written();			/* an error came between */
 	live = NULL;
 	left = NULL;
-	nlive = maxlive = nleft = maxleft = 0;
+	nlive = maxlive = 0;
 	registered = false;
 	return back;
 }
@@ -155,7 +163,8 @@ bool
 dq_holds_subend(bool committed)
 {
 	int			level = GetCurrentTransactionNestLevel();
-	bool		back = false;
+	/* a statement that failed may have left some as well */
+	bool		back = !committed && left && hash_get_num_entries(left) > 0;
 	int			i;
 
 	dq_hold_written();			/* an error came between */

@@ -60,6 +60,8 @@ dq_outbox_concerns(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
 	bool		concerns = false;
 	int			n = 0;
 
+	if (prev->damaged || (old && old->damaged))
+		return true;			/* it covers nothing for certain */
 	has_id = dq_id_in(VARDATA_ANY(element), VARSIZE_ANY_EXHDR(element), &due, &id, &foreign) &&
 		foreign == NULL;
 	dq_candidates_begin(&c, shard, prev, old, NULL, snapshot, false);

@@ -10,12 +10,14 @@
 
 #include "compat.h"
 #include "outbox/outbox.h"
+#include "outbox/outbox_private.h"
 
 #include "access/genam.h"
 #include "access/heapam.h"
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/inval.h"
@@ -32,6 +34,7 @@ enum
 	Anum_emptied_tasks,
 	Anum_emptied_due,
 	Anum_emptied_any_due,
+	Anum_emptied_last_seq,
 	Anum_emptied_newest,
 	Natts_emptied = Anum_emptied_newest
 };
@@ -39,6 +42,7 @@ enum
 enum
 {
 	Anum_losses_shard = 1,
+	Anum_losses_source,
 	Anum_losses_since,
 	Anum_losses_tasks,
 	Anum_losses_newest,
@@ -74,6 +78,7 @@ emptied_from_tuple(Relation rel, HeapTuple tuple, DqEmptied *e, int32 *source)
 	e->tasks = DatumGetInt64(values[Anum_emptied_tasks - 1]);
 	e->due = DatumGetInt64(values[Anum_emptied_due - 1]);
 	e->any_due = DatumGetInt64(values[Anum_emptied_any_due - 1]);
+	e->last_seq = DatumGetInt64(values[Anum_emptied_last_seq - 1]);
 	e->newest = DatumGetTimestampTz(values[Anum_emptied_newest - 1]);
 }
 
@@ -90,6 +95,7 @@ insert_emptied(Relation rel, const DqEmptied *e)
 	values[Anum_emptied_tasks - 1] = Int64GetDatum(e->tasks);
 	values[Anum_emptied_due - 1] = Int64GetDatum(e->due);
 	values[Anum_emptied_any_due - 1] = Int64GetDatum(e->any_due);
+	values[Anum_emptied_last_seq - 1] = Int64GetDatum(e->last_seq);
 	values[Anum_emptied_newest - 1] = TimestampTzGetDatum(e->newest);
 	dq_store_insert(rel, values, nulls);
 }
@@ -103,6 +109,7 @@ join_emptied(DqEmptied *into, const DqEmptied *later)
 	into->tasks += later->tasks;
 	into->due = Max(into->due, later->due);
 	into->any_due = Max(into->any_due, later->any_due);
+	into->last_seq = Max(into->last_seq, later->last_seq);
 	into->newest = Max(into->newest, later->newest);
 }
 
@@ -187,7 +194,12 @@ read_loss(Relation rel, int32 shard, Snapshot snapshot, DqLoss *loss, bool delet
 		Datum		values[Natts_losses];
 		bool		nulls[Natts_losses];
 
+		const DqSource *source = dq_source_get(false);
+
 		heap_deform_tuple(tuple, RelationGetDescr(rel), values, nulls);
+		/* a row that logical replication has copied is another database's */
+		found = source != NULL &&
+			DatumGetInt32(values[Anum_losses_source - 1]) == source->no;
 		loss->since = DatumGetTimestampTz(values[Anum_losses_since - 1]);
 		loss->tasks = DatumGetInt64(values[Anum_losses_tasks - 1]);
 		loss->newest = DatumGetTimestampTz(values[Anum_losses_newest - 1]);
@@ -223,18 +235,13 @@ dq_loss_text(const DqLoss *loss)
 					timestamptz_to_str(dq_due_to_timestamp(loss->due)));
 }
 
-/*
- * The fence of a shard stands at prev; found: there is one. Is something missing
- * that no outbox table holds any more? Then, with note, it is written down in place
- * of what was remembered of those tables. The mark as the relay knows it.
- */
-bool
-dq_loss_check(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mark,
-			  bool note, DqLoss *loss)
+/* What is missing at prev, see dq_loss_check; forget: and need not be remembered. */
+static bool
+sum_missing(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mark,
+			bool forget, Snapshot snapshot, DqLoss *loss)
 {
 	const DqSource *source = dq_source_get(true);
 	Relation	rel = table_open(dq_extension_relation("dq_emptied"), RowExclusiveLock);
-	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	SysScanDesc scan = begin_scan(rel, "dq_emptied_pkey", shard, snapshot);
 	HeapTuple	tuple;
 	bool		any = false;
@@ -246,46 +253,78 @@ dq_loss_check(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mar
 		int32		whose;
 
 		emptied_from_tuple(rel, tuple, &e, &whose);
-		/* what an older Redis still has may have been replaced or removed since */
 		if (whose != source->no ||
 			dq_snapshot_covers(prev, dq_snapshot_in(e.complete)) ||
-			is_settled(&e, mark, found ? e.any_due : e.due))
+			is_settled(&e, mark, e.any_due))
+			continue;
+		/*
+		 * What an older Redis still has, or the outbox brings back from before (tables
+		 * need not be emptied in order), may have been replaced or removed since; with
+		 * neither only what was offered is missing.
+		 */
+		if (!found && is_settled(&e, mark, e.due) &&
+			!dq_outbox_brings_back(shard, e.last_seq, mark, snapshot))
 			continue;
 		any = true;
 		loss->tasks += e.tasks;
 		loss->newest = Max(loss->newest, e.newest);
 		loss->due = Max(loss->due, e.due);
-		if (note)
+		if (forget)
 			dq_store_delete(rel, tuple);
 	}
 	systable_endscan(scan);
 	table_close(rel, RowExclusiveLock);
-	if (any && note)
-	{
-		Datum		values[Natts_losses];
-		bool		nulls[Natts_losses] = {0};
-		DqLoss		before;
-
-		rel = table_open(dq_extension_relation("dq_losses"), RowExclusiveLock);
-		loss->since = GetCurrentTimestamp();
-		if (read_loss(rel, shard, snapshot, &before, true))
-		{
-			loss->tasks += before.tasks;
-			loss->newest = Max(loss->newest, before.newest);
-			loss->due = Max(loss->due, before.due);
-			CommandCounterIncrement();
-		}
-		values[Anum_losses_shard - 1] = Int32GetDatum(shard);
-		values[Anum_losses_since - 1] = TimestampTzGetDatum(loss->since);
-		values[Anum_losses_tasks - 1] = Int64GetDatum(loss->tasks);
-		values[Anum_losses_newest - 1] = TimestampTzGetDatum(loss->newest);
-		values[Anum_losses_due - 1] = Int64GetDatum(loss->due);
-		dq_store_insert(rel, values, nulls);
-		CacheInvalidateRelcache(rel);
-		table_close(rel, RowExclusiveLock);
-	}
-	UnregisterSnapshot(snapshot);
 	return any;
+}
+
+/*
+ * The fence of a shard stands at prev; found: there is one. Is something missing
+ * that no outbox table holds any more? Then, with note, it is written down in place
+ * of what was remembered of those tables. The mark as the relay knows it.
+ */
+DqLossFound
+dq_loss_check(int32 shard, const DqSnapshot *prev, bool found, const DqMark *mark,
+			  bool note, DqLoss *loss)
+{
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	DqLossFound result = DQ_LOSS_NONE;
+	Relation	rel;
+	Datum		values[Natts_losses];
+	bool		nulls[Natts_losses] = {0};
+	DqLoss		before;
+
+	if (sum_missing(shard, prev, found, mark, false, snapshot, loss))
+		result = DQ_LOSS_FOUND;
+	if (result == DQ_LOSS_FOUND && note &&
+		!ConditionalLockRelationOid(dq_extension_relation("dq_losses"), RowExclusiveLock))
+		result = DQ_LOSS_BUSY;
+	UnregisterSnapshot(snapshot);
+	if (result != DQ_LOSS_FOUND || !note)
+		return result;
+
+	/* under the lock what others have accepted is seen */
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	(void) sum_missing(shard, prev, found, mark, true, snapshot, loss);
+	rel = table_open(dq_extension_relation("dq_losses"), NoLock);
+	loss->since = GetCurrentTimestamp();
+	if (read_loss(rel, shard, snapshot, &before, true))
+	{
+		loss->tasks += before.tasks;
+		loss->newest = Max(loss->newest, before.newest);
+		loss->due = Max(loss->due, before.due);
+		CommandCounterIncrement();
+	}
+	values[Anum_losses_shard - 1] = Int32GetDatum(shard);
+	values[Anum_losses_source - 1] = Int32GetDatum(dq_source_get(true)->no);
+	values[Anum_losses_since - 1] = TimestampTzGetDatum(loss->since);
+	values[Anum_losses_tasks - 1] = Int64GetDatum(loss->tasks);
+	values[Anum_losses_newest - 1] = TimestampTzGetDatum(loss->newest);
+	values[Anum_losses_due - 1] = Int64GetDatum(loss->due);
+	dq_store_insert(rel, values, nulls);
+	CacheInvalidateRelcache(rel);
+	table_close(rel, NoLock);
+	UnregisterSnapshot(snapshot);
+	return DQ_LOSS_FOUND;
 }
 
 /* Of any shard of the queue; dq_shards_resolve has been called. */

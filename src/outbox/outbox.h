@@ -53,8 +53,11 @@ typedef struct DqSnapshot
 extern uint32 dq_timeline(void);
 extern DqSnapshot *dq_snapshot_take(Snapshot snapshot); /* palloc'd */
 /* What is committed now; in parallel mode, where PostgreSQL allows no new
- * snapshot, the statement's. Register it. */
+ * snapshot, the statement's. Register it. Reads of our tables by it make no two
+ * SERIALIZABLE transactions depend on each other. */
 extern Snapshot dq_fresh_snapshot(void);
+/* The same of one that was there: register it. */
+extern Snapshot dq_snapshot_unmarked(Snapshot snapshot);
 /* "" -> nothing visible; unreadable -> the same, and damaged */
 extern DqSnapshot *dq_snapshot_in(const char *text);
 extern char *dq_snapshot_out(const DqSnapshot *snap);
@@ -65,6 +68,14 @@ extern bool dq_snapshot_covers(const DqSnapshot *a, const DqSnapshot *b);
 extern XLogRecPtr dq_flush_point(void);
 /* Flush up to it, wait for the synchronous standby. false: the wait was cut short. */
 extern bool dq_flush_to(XLogRecPtr point);
+
+/* ---- lives.c: this data directory and its copies ---------------------------------- */
+
+#define DQ_LIFE_LEN 16			/* hex digits */
+
+extern bool dq_lives_look(bool make);
+extern const char *dq_life(void);	/* "-": has no name yet */
+extern int	dq_life_holds(const char *id, XLogRecPtr lsn);
 
 /* ---- shards.c: registry of shards --------------------------------------------- */
 
@@ -110,6 +121,10 @@ extern HeapTuple dq_store_find(Relation rel, Snapshot snapshot, Oid serverid,
 #define DQ_OP_REMOVE_ELEMENT 'e'	/* could not look: resolved when applied */
 #define DQ_OP_RESCHEDULE_ELEMENT 'f'	/* likewise, then offered anew at due */
 #define DQ_OP_REMOVE_KEY 'x'	/* likewise, but only as a key */
+/* what an element of another shard named here: written by the relay */
+#define DQ_OP_REMOVE_NAMED 'd'	/* exact member */
+#define DQ_OP_MOVE_NAMED 'g'	/* member, to due and id */
+#define DQ_OP_RESOLUTION 'm'	/* never relayed, see resolutions.c */
 
 #define DQ_NUM_OUTBOX 3
 
@@ -139,6 +154,7 @@ typedef struct DqRow
  * that ids stay unique and in order when a promoted standby draws numbers again
  * that its primary had drawn (H20). Lock the queue (RowExclusive) before (PO 12).
  */
+#define DQ_ID_SEQ_BITS 40
 extern int64 dq_outbox_next(uint64 *id);
 /* Insert; xid, tli, at, source, place are filled here. Wakes the bridge at commit. */
 extern void dq_outbox_insert(DqRow *row, Oid serverid);
@@ -191,6 +207,8 @@ extern bool dq_row_is_done(const DqRow *row, const DqSnapshot *prev,
 						   const DqSnapshot *old);
 /* Does the row schedule a task? */
 #define dq_row_offers(row) ((row)->op == DQ_OP_OFFER || (row)->op == DQ_OP_RESCHEDULE)
+/* Was it recorded without an answer? Due tasks of the queue wait for it. */
+#define dq_row_was_deferred(row) (strchr("efxdg", (row)->op) != NULL)
 /* Rows of ours (this source, or adopted with this place)? */
 extern bool dq_row_is_ours(const DqRow *row);
 
@@ -207,6 +225,18 @@ extern bool dq_outbox_is_covered(int32 shard, const DqSnapshot *prev,
 extern bool dq_outbox_concerns(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
 							   Snapshot snapshot, const bytea *element,
 							   const bytea *member);
+/* ---- concerns.c ------------------------------------------------------------------- */
+
+/* The same for a statement that takes many tasks of a shard, by exact member. */
+typedef struct DqConcerns DqConcerns;
+extern DqConcerns *dq_concerns_create(MemoryContext context, int32 shard);
+extern void dq_concerns_read(DqConcerns *c, const DqSnapshot *prev, const DqSnapshot *old,
+							 Snapshot snapshot);
+/* key: of the task, or NULL. false is certain, true is not. */
+extern bool dq_concerns_has(const DqConcerns *c, const bytea *member, const bytea *key);
+
+/* ---- lookups.c -------------------------------------------------------------------- */
+
 /* Is there a row of this transaction with this token (DQ_TOKEN_LEN bytes)? */
 extern bool dq_outbox_has_row(int32 shard, FullTransactionId xid, const char *token,
 							  Snapshot snapshot);
@@ -215,9 +245,28 @@ extern bool dq_outbox_has_row(int32 shard, FullTransactionId xid, const char *to
  * oldest is (0: unknown). Counts at most a million. */
 extern void dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest);
 
-/* Is there a row of the shard with this token, from that transaction on? */
-extern bool dq_outbox_has_token(int32 shard, FullTransactionId from, const bytea *token,
-								Snapshot snapshot);
+/* ---- resolutions.c: what recorded elements were found to name --------------------- */
+
+typedef struct DqResolution
+{
+	bytea	   *member;			/* NULL: nothing */
+	int64		due;
+	int32		shard;			/* where it lay */
+} DqResolution;
+
+/* In the current transaction: once for each element. */
+extern void dq_resolution_store(const DqRow *element, const DqResolution *resolution,
+								Oid serverid);
+/* false: not resolved yet */
+extern bool dq_resolution_get(const DqRow *element, DqResolution *resolution);
+
+/*
+ * Is the row with this transaction, number and instant in our outbox, which a fence
+ * names as the last one applied? 0: it is not ours; 1: yes; -1: it may have been
+ * in a table that was emptied.
+ */
+extern int	dq_outbox_has_written(int32 shard, FullTransactionId xid, int64 seq,
+								  TimestampTz at);
 
 /* ---- rotate.c ---------------------------------------------------------------------- */
 
@@ -230,8 +279,11 @@ extern Oid	dq_outbox_relation(int table);
  */
 extern TimestampTz dq_outbox_rotate(int64 window_ms);
 
-/* None of the tables is emptied before the end of this transaction. */
-extern void dq_outbox_keep(void);
+/* Was any table emptied since then? */
+extern bool dq_outbox_emptied_since(TimestampTz since, Snapshot snapshot);
+/* None of the tables is emptied before the end of this transaction. It is short:
+ * emptying itself is held off; else the tables are locked against it. */
+extern void dq_outbox_keep(bool is_short);
 
 /* ---- marks.c: what is known of deliveries ------------------------------------------ */
 
@@ -269,6 +321,7 @@ typedef struct DqEmptied
 	int64		due;			/* the largest of theirs (ms) */
 	int64		any_due;		/* of theirs and of tasks that were removed or
 								 * replaced; INT64_MAX: not known */
+	int64		last_seq;		/* what was offered after it, nothing in there took */
 	TimestampTz newest;
 } DqEmptied;
 
@@ -282,8 +335,15 @@ typedef struct DqLoss
 	int64		due;			/* and due until then (ms) */
 } DqLoss;
 
-extern bool dq_loss_check(int32 shard, const DqSnapshot *prev, bool found,
-						  const DqMark *mark, bool note, DqLoss *loss);
+typedef enum DqLossFound
+{
+	DQ_LOSS_NONE,
+	DQ_LOSS_FOUND,
+	DQ_LOSS_BUSY				/* cannot be noted now, dq_resume is under way */
+} DqLossFound;
+
+extern DqLossFound dq_loss_check(int32 shard, const DqSnapshot *prev, bool found,
+								 const DqMark *mark, bool note, DqLoss *loss);
 extern bool dq_loss_get(int32 shard, Snapshot snapshot, DqLoss *loss);
 extern char *dq_loss_text(const DqLoss *loss);
 extern bool dq_queue_has_loss(const DqQueue *queue);
@@ -304,6 +364,8 @@ typedef struct DqOwnTask
 
 /* The own pending task that an element names (DESIGN: key, id, payload). */
 extern bool dq_own_find(DqQueue *queue, const bytea *element, DqOwnTask *task);
+/* The task with this id: 'o' an own pending one, 'g' one that is gone again, else 0 */
+extern char dq_own_task(int32 shard, int64 due, uint64 id, DqOwnTask *task);
 /* ids (8 bytes each) of the removed tasks with this payload, one after the other */
 extern char *dq_own_removed_ids(DqQueue *queue, const bytea *payload, size_t *len);
 extern bool dq_own_has_removed(int32 shard, const bytea *member);
@@ -324,8 +386,9 @@ extern void dq_hold_keep(const char *token);
  * be lost, write nothing and ask anew. */
 extern bool dq_hold_writing(int32 shard, const DqSession *session);
 extern void dq_hold_written(void);
-/* Tokens of this transaction that stand for nothing: they may be taken over. */
-extern const char *dq_holds_left(int *n);
+/* Tokens of this transaction that stand for nothing: they may be taken over. palloc'd */
+extern char *dq_holds_left(int *n);
+extern bool dq_hold_is_left(const char *token);
 
 /* ---- xact.c: transaction callbacks -------------------------------------------------- */
 

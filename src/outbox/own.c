@@ -362,6 +362,27 @@ dq_own_find(DqQueue *queue, const bytea *element, DqOwnTask *result)
 	return best != NULL;
 }
 
+char
+dq_own_task(int32 shard, int64 due, uint64 id, DqOwnTask *task)
+{
+	uint64		hash = own_key('i', shard, (char *) &id, sizeof(id));
+	OwnEntry   *entry;
+	ListCell   *lc;
+
+	if (!FullTransactionIdIsValid(GetTopFullTransactionIdIfAny()))
+		return 0;
+	own_load(shard);
+	entry = hash_search(own_hash, &hash, HASH_FIND, NULL);
+	if (entry)
+		foreach(lc, entry->tasks)
+		{
+			*task = *(DqOwnTask *) lfirst(lc);
+			if (task->shard == shard && task->due == due && task->id == id)
+				return task->gone ? 'g' : 'o';
+		}
+	return 0;
+}
+
 /* Redisson's packing, as a 64-bit little-endian server writes it. */
 bytea *
 dq_member_make(uint64 id, const bytea *payload)

@@ -1,7 +1,7 @@
 /*
  * rotate.c
  *	  Which outbox table takes new rows, and the emptying of old tables as a whole
- *	  (PO 16). Emptying gives the table new storage under a conditional exclusive
+ *	  (PO 16; emptying.c says when). Emptying gives the table new storage under a conditional exclusive
  *	  lock: nobody waits for it, no logical TRUNCATE is written. Called by the
  *	  bridge.
  */
@@ -9,6 +9,7 @@
 
 #include "compat.h"
 #include "outbox/outbox.h"
+#include "outbox/outbox_private.h"
 
 #include "access/genam.h"
 #include "access/heapam.h"
@@ -26,9 +27,7 @@
 #include "utils/memutils.h"
 #include "utils/rel.h"
 #include "utils/snapmgr.h"
-#include "utils/syscache.h"
 #include "utils/timestamp.h"
-#include "utils/xid8.h"
 
 enum
 {
@@ -38,17 +37,6 @@ enum
 	Anum_rotation_emptied,
 	Natts_rotation = Anum_rotation_emptied
 };
-
-/* columns of an outbox table that the check reads */
-#define ANUM_XID	1
-#define ANUM_DUE	3
-#define ANUM_AT		5
-#define ANUM_SHARD	6
-#define ANUM_TLI	7
-#define ANUM_SOURCE	8
-#define ANUM_PLACE	9
-#define ANUM_OP		11
-#define ANUM_KEY	12
 
 typedef struct Rotation
 {
@@ -153,11 +141,39 @@ dq_outbox_current(void)
 	return cached.current;
 }
 
+bool
+dq_outbox_emptied_since(TimestampTz since, Snapshot snapshot)
+{
+	Relation	rel = table_open(dq_extension_relation("dq_rotation"), AccessShareLock);
+	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, snapshot, 0, NULL);
+	HeapTuple	tuple;
+	bool		any = false;
+
+	while (!any && HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		bool		isnull;
+		TimestampTz at = DatumGetTimestampTz(heap_getattr(tuple, Anum_rotation_since,
+														  RelationGetDescr(rel), &isnull));
+		int			table = DatumGetInt32(heap_getattr(tuple, Anum_rotation_emptied,
+													   RelationGetDescr(rel), &isnull));
+
+		any = table >= 0 && at >= since;
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return any;
+}
+
 void
-dq_outbox_keep(void)
+dq_outbox_keep(bool is_short)
 {
 	int			i;
 
+	if (is_short)
+	{
+		LockRelationOid(dq_extension_relation("dq_rotation"), ShareUpdateExclusiveLock);
+		return;
+	}
 	for (i = 0; i < DQ_NUM_OUTBOX; i++)
 		LockRelationOid(dq_outbox_relation(i), AccessShareLock);
 }
@@ -179,117 +195,6 @@ write_round(Relation rel, int64 round, int table, int emptied)
 	CommandCounterIncrement();
 }
 
-/*
- * Shards whose server and table are gone: what was committed for them can go
- * nowhere. (A table alone is enough: after pg_upgrade servers have new OIDs.)
- */
-static List *
-lost_shards(void)
-{
-	List	   *lost = NIL;
-	ListCell   *lc;
-
-	foreach(lc, dq_shards_list(InvalidOid))
-	{
-		DqShardRow *row = lfirst(lc);
-
-		if (!SearchSysCacheExists1(FOREIGNSERVEROID, ObjectIdGetDatum(row->serverid)) &&
-			!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(row->relid)))
-			lost = lappend_int(lost, row->no);
-	}
-	return lost;
-}
-
-/* Of one shard, while a table is looked through. */
-typedef struct ShardRows
-{
-	DqEmptied	sum;
-	DqSnapshot *applied;		/* by its mark */
-} ShardRows;
-
-static ShardRows *
-rows_of_shard(List **shards, int32 shard, Snapshot snapshot)
-{
-	ShardRows  *rows;
-	DqMark		mark;
-	ListCell   *lc;
-
-	foreach(lc, *shards)
-	{
-		rows = lfirst(lc);
-		if (rows->sum.shard == shard)
-			return rows;
-	}
-	rows = palloc0(sizeof(ShardRows));
-	rows->sum.shard = shard;
-	rows->sum.complete = dq_mark_get(shard, snapshot, &mark) ? mark.applied : "";
-	rows->applied = dq_snapshot_in(rows->sum.complete);
-	*shards = lcons(rows, *shards);
-	return rows;
-}
-
-/* What would be missing with it. */
-static void
-add_row(DqEmptied *sum, const DqRow *row, bool keyed)
-{
-	sum->newest = Max(sum->newest, row->at);
-	if (dq_row_offers(row) || row->op == DQ_OP_RESCHEDULE_ELEMENT)
-	{
-		sum->tasks++;
-		sum->due = Max(sum->due, row->due);
-	}
-	if (row->op == DQ_OP_CONSUME)
-		return;
-	/* which task went for a key or an element, and when that was due, it does not say */
-	if (keyed || row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_RESCHEDULE_ELEMENT ||
-		row->op == DQ_OP_REMOVE_KEY)
-		sum->any_due = PG_INT64_MAX;
-	else
-		sum->any_due = Max(sum->any_due, row->due);
-}
-
-/*
- * Under the exclusive lock: is every row in Redis by the stored marks? Rows of
- * another source (a copy has its original's) are nobody's here. shards: of those
- * that have rows.
- */
-static bool
-nothing_is_needed(Relation rel, Snapshot snapshot, List **shards)
-{
-	TableScanDesc scan = table_beginscan(rel, snapshot, 0, NULL);
-	TupleTableSlot *slot = table_slot_create(rel, NULL);
-	List	   *lost = lost_shards();
-	bool		free = true;
-
-	*shards = NIL;
-	while (free && table_scan_getnextslot(scan, ForwardScanDirection, slot))
-	{
-		bool		isnull,
-					keyless;
-		DqRow		row;
-		ShardRows  *rows;
-
-		CHECK_FOR_INTERRUPTS();
-		row.xid = DatumGetFullTransactionId(slot_getattr(slot, ANUM_XID, &isnull));
-		row.due = DatumGetInt64(slot_getattr(slot, ANUM_DUE, &isnull));
-		row.at = DatumGetTimestampTz(slot_getattr(slot, ANUM_AT, &isnull));
-		row.shard = DatumGetInt32(slot_getattr(slot, ANUM_SHARD, &isnull));
-		row.tli = (uint32) DatumGetInt32(slot_getattr(slot, ANUM_TLI, &isnull));
-		row.source = DatumGetInt32(slot_getattr(slot, ANUM_SOURCE, &isnull));
-		row.place = DatumGetInt32(slot_getattr(slot, ANUM_PLACE, &isnull));
-		row.op = DatumGetChar(slot_getattr(slot, ANUM_OP, &isnull));
-		(void) slot_getattr(slot, ANUM_KEY, &keyless);
-		if (!dq_row_is_ours(&row) || list_member_int(lost, row.shard))
-			continue;
-		rows = rows_of_shard(shards, row.shard, snapshot);
-		free = dq_snapshot_sees(rows->applied, row.tli, row.xid);
-		add_row(&rows->sum, &row, !keyless);
-	}
-	ExecDropSingleTupleTableSlot(slot);
-	table_endscan(scan);
-	return free;
-}
-
 static bool
 table_is_empty(Oid relid)
 {
@@ -304,56 +209,57 @@ table_is_empty(Oid relid)
 	return empty;
 }
 
+static void
+give_new_storage(Relation rel)
+{
+	Oid			toast = rel->rd_rel->reltoastrelid;
+
+	DqSetNewRelfilenumber(rel);
+	if (OidIsValid(toast))
+	{
+		Relation	toastrel = table_open(toast, AccessExclusiveLock);
+
+		DqSetNewRelfilenumber(toastrel);
+		table_close(toastrel, NoLock);
+	}
+}
+
 /*
- * New storage for the table, its toast table and indexes. The lock is only tried:
- * whoever waits behind a waiting exclusive lock would wait with us.
+ * New storage for the table, its toast table and indexes, if nothing in it is
+ * needed. That is looked up first, beside everybody else. The exclusive lock is only
+ * tried: whoever waits behind a waiting one would wait with us. again: the look has
+ * not ended.
  */
 static bool
-try_empty(Relation rotation, int table, int64 round, int current)
+try_empty(Relation rotation, int table, int64 round, int current, bool *again)
 {
 	Oid			relid = dq_outbox_relation(table);
 	Relation	rel;
-	Snapshot	snapshot;
-	List	   *shards;
-	bool		free;
+	DqNeed		need;
 	ReindexParams params = {0};
 
-	if (!ConditionalLockRelationOid(relid, AccessExclusiveLock))
+	*again = false;
+	if (!ConditionalLockRelationOid(relid, AccessShareLock))
 		return false;
 	rel = table_open(relid, NoLock);
-	/* fresh, and under the lock: nobody can add a row that it does not see */
-	snapshot = RegisterSnapshot(dq_fresh_snapshot());
-	free = nothing_is_needed(rel, snapshot, &shards);
-	if (free)
+	need = dq_emptying_look(rel);
+	if (need == DQ_NEED_NOTHING &&
+		(!ConditionalLockRelationOid(relid, AccessExclusiveLock) ||
+		 !dq_emptying_confirm(rel)))
+		need = DQ_NEED_ROWS;
+	*again = need == DQ_NEED_UNKNOWN;
+	if (need == DQ_NEED_NOTHING)
 	{
-		Oid			toast = rel->rd_rel->reltoastrelid;
-		ListCell   *lc;
-
-		DqSetNewRelfilenumber(rel);
-		if (OidIsValid(toast))
-		{
-			Relation	toastrel = table_open(toast, AccessExclusiveLock);
-
-			DqSetNewRelfilenumber(toastrel);
-			table_close(toastrel, NoLock);
-		}
+		dq_emptying_done(round);
+		give_new_storage(rel);
 		write_round(rotation, round, current, table);
-		foreach(lc, shards)
-		{
-			ShardRows  *rows = lfirst(lc);
-
-			rows->sum.round = round;
-			dq_emptied_note(&rows->sum);
-		}
 	}
-	UnregisterSnapshot(snapshot);
 	table_close(rel, NoLock);
-	if (free)
-	{
-		dq_reindex_relation(relid, REINDEX_REL_PROCESS_TOAST, &params);
-		elog(DEBUG1, "dq_bridge: outbox table %d emptied", table);
-	}
-	return free;
+	if (need != DQ_NEED_NOTHING)
+		return false;
+	dq_reindex_relation(relid, REINDEX_REL_PROCESS_TOAST, &params);
+	elog(DEBUG1, "dq_bridge: outbox table %d emptied", table);
+	return true;
 }
 
 TimestampTz
@@ -365,7 +271,8 @@ dq_outbox_rotate(int64 window_ms)
 	int64		period = Max(window_ms / 2, 1000);
 	TimestampTz soon = TimestampTzPlusMilliseconds(now, Min(10000, Max(window_ms / 4, 250)));
 	TimestampTz next = DT_NOEND;
-	bool		did = false;
+	bool		did = false,
+				again = false;
 	int			i;
 
 	StartTransactionCommand();
@@ -388,7 +295,9 @@ dq_outbox_rotate(int64 window_ms)
 			continue;
 		over = TimestampTzPlusMilliseconds(rotation.left[i], window_ms);
 		if (!did && rotation.left[i] != 0 && now >= over)
-			did = try_empty(rel, i, rotation.round + 1, rotation.current);
+			did = try_empty(rel, i, rotation.round + 1, rotation.current, &again);
+		if (again)
+			break;
 		next = Min(next, Max(over, soon));
 	}
 
@@ -409,5 +318,5 @@ dq_outbox_rotate(int64 window_ms)
 	PopActiveSnapshot();
 	table_close(rel, NoLock);
 	CommitTransactionCommand();
-	return did ? soon : next;
+	return again ? now : did ? soon : next;
 }

@@ -18,10 +18,32 @@
 #include "replication/walsender_private.h"
 #include "utils/snapmgr.h"
 
+/*
+ * In a SERIALIZABLE transaction an MVCC snapshot would mark all that it reads of our
+ * tables, index pages included, and every transaction that offers would seem to
+ * depend on every other. What we read is no data of the application's. A snapshot of
+ * another kind takes no part in that; the outbox scan puts back what it lacks.
+ */
+Snapshot
+dq_snapshot_unmarked(Snapshot snapshot)
+{
+	static SnapshotData unmarked;
+
+	if (!IsolationIsSerializable())
+		return snapshot;
+	unmarked = *snapshot;
+	unmarked.snapshot_type = SNAPSHOT_SELF;
+	unmarked.copied = false;
+	unmarked.active_count = 0;
+	unmarked.regd_count = 0;
+	return &unmarked;
+}
+
 Snapshot
 dq_fresh_snapshot(void)
 {
-	return IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot();
+	return dq_snapshot_unmarked(IsInParallelMode() ? GetActiveSnapshot() :
+								GetLatestSnapshot());
 }
 
 uint32

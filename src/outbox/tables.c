@@ -8,6 +8,7 @@
 
 #include "compat.h"
 #include "outbox/outbox.h"
+#include "outbox/outbox_private.h"
 #include "shared/shared.h"
 
 #include "access/genam.h"
@@ -49,20 +50,18 @@ enum
 	Natts_outbox = Anum_outbox_token
 };
 
-#define ID_SEQ_BITS 40
-
 int64
 dq_outbox_next(uint64 *id)
 {
 	const DqSource *source = dq_source_get(true);
 	int64		seq = nextval_internal(dq_extension_relation("dq_outbox_seq"), false);
 
-	if (seq >> ID_SEQ_BITS != 0)
+	if (seq >> DQ_ID_SEQ_BITS != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_SEQUENCE_GENERATOR_LIMIT_EXCEEDED),
 				 errmsg("sequence \"dq_outbox_seq\" has left its range of 40 bits")));
 	*id = ((uint64) source->node << 48) |
-		((uint64) (dq_timeline() & 0xff) << ID_SEQ_BITS) | (uint64) seq;
+		((uint64) (dq_timeline() & 0xff) << DQ_ID_SEQ_BITS) | (uint64) seq;
 	return seq;
 }
 
@@ -111,7 +110,7 @@ outbox_index_info(Relation index)
 }
 
 void
-dq_outbox_insert(DqRow *row, Oid serverid)
+dq_outbox_insert_row(DqRow *row, Oid serverid)
 {
 	Relation	rel,
 				index;
@@ -121,8 +120,6 @@ dq_outbox_insert(DqRow *row, Oid serverid)
 	bool		inulls[3] = {0};
 	HeapTuple	tuple;
 
-	row->xid = GetTopFullTransactionId();
-	row->tli = dq_timeline();
 	row->source = dq_source_get(true)->no;
 	row->place = dq_place_hash();
 
@@ -161,7 +158,14 @@ dq_outbox_insert(DqRow *row, Oid serverid)
 	index_close(index, NoLock);
 	table_close(rel, NoLock);
 	heap_freetuple(tuple);
+}
 
+void
+dq_outbox_insert(DqRow *row, Oid serverid)
+{
+	row->xid = GetTopFullTransactionId();
+	row->tli = dq_timeline();
+	dq_outbox_insert_row(row, serverid);
 	dq_xact_touched(serverid);
 	dq_own_added(row);
 }
@@ -184,19 +188,47 @@ typedef struct TableScan
 struct DqOutboxScan
 {
 	TableScan	table[DQ_NUM_OUTBOX];
+	DqSnapshot *limit;			/* of an unmarked snapshot: what it was taken from */
 };
+
+/*
+ * What an unmarked snapshot shows is committed, or our own. Does the MVCC snapshot
+ * that it was made of show it, too? Rows are never updated, so this is all it takes:
+ * the transaction had ended, or an earlier command of ours has written the row.
+ */
+static bool
+is_within(const DqSnapshot *limit, Snapshot snapshot, TupleTableSlot *slot)
+{
+	FullTransactionId xid;
+	uint32		tli;
+	bool		isnull;
+
+	if (limit == NULL)
+		return true;
+	xid = DatumGetFullTransactionId(slot_getattr(slot, Anum_outbox_xid, &isnull));
+	tli = (uint32) DatumGetInt32(slot_getattr(slot, Anum_outbox_tli, &isnull));
+	if (dq_snapshot_sees(limit, tli, xid))
+		return true;
+	return FullTransactionIdEquals(xid, GetTopFullTransactionIdIfAny()) &&
+		DatumGetCommandId(slot_getsysattr(slot, MinCommandIdAttributeNumber, &isnull)) <
+		snapshot->curcid;
+}
 
 /*
  * btree keeps what it learns on the way (killed items) in the context that is
  * current then; callers read rows in contexts they reset, the scan lives on.
  */
 static void
-advance(TableScan *t)
+advance(DqOutboxScan *scan, TableScan *t)
 {
 	MemoryContext old = MemoryContextSwitchTo(GetMemoryChunkContext(t->slot));
 	bool		isnull;
 
-	t->has = index_getnext_slot(t->scan, ForwardScanDirection, t->slot);
+	do
+	{
+		CHECK_FOR_INTERRUPTS();
+		t->has = index_getnext_slot(t->scan, ForwardScanDirection, t->slot);
+	} while (t->has && !is_within(scan->limit, t->snapshot, t->slot));
 	MemoryContextSwitchTo(old);
 	if (t->has)
 	{
@@ -207,7 +239,7 @@ advance(TableScan *t)
 }
 
 static void
-seek_table(TableScan *t, int32 shard, FullTransactionId from, FullTransactionId to,
+seek_table(DqOutboxScan *scan, TableScan *t, int32 shard, FullTransactionId from, FullTransactionId to,
 		   int64 after_seq)
 {
 	ScanKeyData key[3];
@@ -231,7 +263,7 @@ seek_table(TableScan *t, int32 shard, FullTransactionId from, FullTransactionId 
 	old = MemoryContextSwitchTo(GetMemoryChunkContext(t->slot));
 	index_rescan(t->scan, key, 3, NULL, 0);
 	MemoryContextSwitchTo(old);
-	advance(t);
+	advance(scan, t);
 }
 
 DqOutboxScan *
@@ -241,6 +273,8 @@ dq_outbox_scan_begin(int32 shard, FullTransactionId from, FullTransactionId to,
 	DqOutboxScan *scan = palloc0(sizeof(DqOutboxScan));
 	int			i;
 
+	if (snapshot->snapshot_type == SNAPSHOT_SELF && TransactionIdIsValid(snapshot->xmax))
+		scan->limit = dq_snapshot_take(snapshot);
 	for (i = 0; i < DQ_NUM_OUTBOX; i++)
 	{
 		TableScan  *t = &scan->table[i];
@@ -251,7 +285,7 @@ dq_outbox_scan_begin(int32 shard, FullTransactionId from, FullTransactionId to,
 		t->fetched = table_slot_create(t->rel, NULL);
 		t->scan = dq_index_beginscan(t->rel, t->index, snapshot, 3);
 		t->snapshot = snapshot;
-		seek_table(t, shard, from, to, 0);
+		seek_table(scan, t, shard, from, to, 0);
 	}
 	return scan;
 }
@@ -263,7 +297,7 @@ dq_outbox_scan_seek(DqOutboxScan *scan, int32 shard, FullTransactionId from,
 	int			i;
 
 	for (i = 0; i < DQ_NUM_OUTBOX; i++)
-		seek_table(&scan->table[i], shard, from, to, after_seq);
+		seek_table(scan, &scan->table[i], shard, from, to, after_seq);
 }
 
 static bytea *
@@ -322,7 +356,7 @@ dq_outbox_scan_next(DqOutboxScan *scan, DqRow *row, bool values)
 
 	row_from_slot(best->slot, row, values);
 	row->table = best - scan->table;
-	advance(best);
+	advance(scan, best);
 	return true;
 }
 
@@ -332,7 +366,8 @@ dq_outbox_fetch(DqOutboxScan *scan, int table, ItemPointer tid, DqRow *row)
 	TableScan  *t = &scan->table[table];
 	TupleTableSlot *slot = t->fetched;
 
-	if (!table_tuple_fetch_row_version(t->rel, tid, t->snapshot, slot))
+	if (!table_tuple_fetch_row_version(t->rel, tid, t->snapshot, slot) ||
+		!is_within(scan->limit, t->snapshot, slot))
 		return false;
 	row_from_slot(slot, row, true);
 	row->table = table;
@@ -354,6 +389,11 @@ dq_outbox_scan_end(DqOutboxScan *scan)
 		ExecDropSingleTupleTableSlot(t->fetched);
 		index_close(t->index, AccessShareLock);
 		table_close(t->rel, AccessShareLock);
+	}
+	if (scan->limit)
+	{
+		pfree(scan->limit->xip);
+		pfree(scan->limit);
 	}
 	pfree(scan);
 }
@@ -502,24 +542,6 @@ dq_outbox_is_covered(int32 shard, const DqSnapshot *prev, const DqSnapshot *old,
 	return covered;
 }
 
-bool
-dq_outbox_has_token(int32 shard, FullTransactionId from, const bytea *token,
-					Snapshot snapshot)
-{
-	DqOutboxScan *scan = dq_outbox_scan_begin(shard, from,
-											  FullTransactionIdFromU64(PG_UINT64_MAX),
-											  snapshot);
-	DqRow		row;
-	bool		found = false;
-
-	while (!found && dq_outbox_scan_next(scan, &row, true))
-		found = row.token && VARSIZE_ANY(row.token) == VARSIZE_ANY(token) &&
-			memcmp(VARDATA_ANY(row.token), VARDATA_ANY(token),
-				   VARSIZE_ANY_EXHDR(token)) == 0;
-	dq_outbox_scan_end(scan);
-	return found;
-}
-
 void
 dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest)
 {
@@ -550,4 +572,40 @@ dq_outbox_backlog(int32 shard, int64 *rows, TimestampTz *oldest)
 	}
 	dq_outbox_scan_end(scan);
 	UnregisterSnapshot(snapshot);
+}
+
+int
+dq_outbox_has_written(int32 shard, FullTransactionId xid, int64 seq, TimestampTz at)
+{
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	FullTransactionId next = xid;
+	DqOutboxScan *scan;
+	DqRow		row;
+	int			result = 0;
+
+	FullTransactionIdAdvance(&next);
+	scan = dq_outbox_scan_begin(shard, next, next, snapshot);
+	dq_outbox_scan_seek(scan, shard, xid, next, seq - 1);
+	if (dq_outbox_scan_next(scan, &row, false) && row.seq == seq && row.at == at &&
+		dq_row_is_ours(&row))
+		result = 1;
+	dq_outbox_scan_end(scan);
+	if (result == 0 && dq_outbox_emptied_since(at, snapshot))
+		result = -1;
+	UnregisterSnapshot(snapshot);
+	return result;
+}
+
+bool
+dq_outbox_first(int table, int32 shard, Snapshot snapshot, FullTransactionId *xid)
+{
+	DqOutboxScan *scan = dq_outbox_scan_begin(shard, FullTransactionIdFromU64(0),
+											  FullTransactionIdFromU64(PG_UINT64_MAX),
+											  snapshot);
+	bool		has = scan->table[table].has;
+
+	if (has)
+		*xid = FullTransactionIdFromU64(scan->table[table].xid);
+	dq_outbox_scan_end(scan);
+	return has;
 }

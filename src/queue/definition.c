@@ -36,6 +36,9 @@ static const char *const column_names[DQ_NUM_COLS] = {
 	[DQ_COL_PAYLOAD] = "payload",
 	[DQ_COL_DUE_AT] = "due_at",
 	[DQ_COL_SHARD] = "shard",
+	[DQ_COL_MEMBER] = "member",
+	[DQ_COL_REASON] = "reason",
+	[DQ_COL_FOUND_AT] = "found_at",
 };
 
 /* ---- the caches --------------------------------------------------------------- */
@@ -400,6 +403,7 @@ build_queue(Oid relid)
 	queue->nshards = dq_option_number(options, DQ_ON_TABLE, "shards");
 	queue->producer = strcmp(dq_option_text(options, DQ_ON_TABLE, "role"), "producer") == 0;
 	queue->index = dq_option_number(options, DQ_ON_TABLE, "index") != 0;
+	queue->at_once = dq_option_number(options, DQ_ON_TABLE, "transactional") == 0;
 	queue->destination =
 		strcmp(dq_option_text(options, DQ_ON_TABLE, "destination"), "none") == 0 ?
 		DQ_DEST_NONE : DQ_DEST_LIST;
@@ -408,6 +412,7 @@ build_queue(Oid relid)
 		DQ_OUTAGE_ERROR : DQ_OUTAGE_DEFER;
 	queue->stop_on_loss =
 		strcmp(dq_option_text(options, DQ_ON_TABLE, "on_data_loss"), "stop") == 0;
+	queue->contents = (DqContents) dq_option_number(options, DQ_ON_TABLE, "contents");
 	queue->remove_timeout = dq_option_number(options, DQ_ON_TABLE, "remove_timeout");
 
 	for (int i = 0; i < DQ_NUM_COLS; i++)
@@ -420,7 +425,7 @@ build_queue(Oid relid)
 }
 
 DqQueue *
-dq_queue_get_noerror(Oid relid)
+dq_table_get_noerror(Oid relid)
 {
 	QueueEntry *entry;
 	DqQueue    *queue;
@@ -463,9 +468,33 @@ dq_queue_get_noerror(Oid relid)
 }
 
 DqQueue *
+dq_queue_get_noerror(Oid relid)
+{
+	DqQueue    *queue = dq_table_get_noerror(relid);
+
+	return queue && queue->contents == DQ_CONTENTS_PENDING ? queue : NULL;
+}
+
+DqQueue *
 dq_queue_get(Oid relid)
 {
-	DqQueue    *queue = dq_queue_get_noerror(relid);
+	DqQueue    *queue = dq_table_get(relid);
+
+	if (queue->contents != DQ_CONTENTS_PENDING)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 queue->contents == DQ_CONTENTS_READY ?
+				 errmsg("\"%s\" shows only what is ready in its queue", queue->relname) :
+				 errmsg("\"%s\" shows only what is quarantined in its queue",
+						queue->relname),
+				 errhint("Name the foreign table that shows the queue's pending tasks.")));
+	return queue;
+}
+
+DqQueue *
+dq_table_get(Oid relid)
+{
+	DqQueue    *queue = dq_table_get_noerror(relid);
 	char	   *name;
 
 	if (queue)

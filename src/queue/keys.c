@@ -34,6 +34,7 @@ static const struct
 	[DQ_KEY_TWINS] = {"dq:", ":twins"},
 	[DQ_KEY_HELD] = {"dq:", ":held"},
 	[DQ_KEY_GONE] = {"dq:", ":gone"},
+	[DQ_KEY_TAKEN] = {"dq:", ":taken"},
 };
 
 char *

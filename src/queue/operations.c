@@ -8,12 +8,10 @@
 
 #include <math.h>
 
-#include "queue/queue.h"
+#include "queue/operations_private.h"
 
-#define FENCE_ELEMENTS 6		/* the common part of every reply */
-
-static char *
-reply_text(const DqReply *reply, int i)
+char *
+dq_part_text(const DqReply *reply, int i)
 {
 	const DqReply *e = &reply->elements[i];
 
@@ -24,8 +22,8 @@ reply_text(const DqReply *reply, int i)
 	return pnstrdup(e->str, e->len);
 }
 
-static bytea *
-reply_bytes(const DqReply *reply, int i)
+bytea *
+dq_part_bytes(const DqReply *reply, int i)
 {
 	const DqReply *e = &reply->elements[i];
 	bytea	   *result = palloc(VARHDRSZ + e->len);
@@ -35,8 +33,8 @@ reply_bytes(const DqReply *reply, int i)
 	return result;
 }
 
-static int64
-reply_int(const DqReply *reply, int i)
+int64
+dq_part_int(const DqReply *reply, int i)
 {
 	const DqReply *e = &reply->elements[i];
 
@@ -47,11 +45,10 @@ reply_int(const DqReply *reply, int i)
 	return 0;
 }
 
-/* A score as whole ms, rounded up; INT64_MAX for "" and for +inf. */
-static int64
-reply_score(const DqReply *reply, int i)
+int64
+dq_part_score(const DqReply *reply, int i)
 {
-	char	   *text = reply_text(reply, i);
+	char	   *text = dq_part_text(reply, i);
 	double		value;
 
 	if (text[0] == '\0')
@@ -64,8 +61,8 @@ reply_score(const DqReply *reply, int i)
 	return (int64) value;
 }
 
-static void
-check_shape(const DqReply *reply, int atleast, DqScriptId script)
+void
+dq_reply_check(const DqReply *reply, int atleast, DqScriptId script)
 {
 	if (reply->type != DQ_REPLY_ARRAY || reply->nelements < atleast)
 		ereport(ERROR,
@@ -75,31 +72,30 @@ check_shape(const DqReply *reply, int atleast, DqScriptId script)
 				 errhint("A script in dq_bridge.script_dir may be of another version.")));
 }
 
-static void
-read_fence(const DqReply *reply, DqFence *fence)
+void
+dq_fence_read(const DqReply *reply, DqFence *fence)
 {
 	const DqReply *s = &reply->elements[1];
 
 	memset(fence, 0, sizeof(*fence));
-	fence->status = (DqStatus) reply_int(reply, 0);
-	strlcpy(fence->session, reply_text(reply, 1),
+	fence->status = (DqStatus) dq_part_int(reply, 0);
+	strlcpy(fence->session, dq_part_text(reply, 1),
 			Min(sizeof(fence->session), s->len + 1));
-	fence->open = reply_int(reply, 2) == 1;
-	fence->version = reply_int(reply, 3);
-	fence->position = reply_text(reply, 4);
-	fence->next_due = reply_score(reply, 5);
+	fence->open = dq_part_int(reply, 2) == 1;
+	fence->version = dq_part_int(reply, 3);
+	fence->position = dq_part_text(reply, 4);
+	fence->next_due = dq_part_score(reply, 5);
 }
 
-static void
-send_script(DqRedis *redis, DqScriptId script, const DqKeys *keys, int nargs,
+void
+dq_script_send(DqRedis *redis, DqScriptId script, const DqKeys *keys, int nargs,
 			const DqArg *args)
 {
 	dq_redis_append_script(redis, script, DQ_NUM_KEYS, keys->key, nargs, args);
 }
 
-/* The next reply of a pipeline; an error reply goes to the caller. */
-static DqReply *
-next_reply(DqRedis *redis, DqScriptId script, int atleast, DqReply **error)
+DqReply *
+dq_script_next(DqRedis *redis, DqScriptId script, int atleast, DqReply **error)
 {
 	DqReply    *reply = dq_redis_next(redis);
 
@@ -109,13 +105,12 @@ next_reply(DqRedis *redis, DqScriptId script, int atleast, DqReply **error)
 		*error = reply;
 		return NULL;
 	}
-	check_shape(reply, atleast, script);
+	dq_reply_check(reply, atleast, script);
 	return reply;
 }
 
-/* One exchange of a backend: errors are raised with queue and script. */
-static DqReply *
-call_script(DqRedis *redis, const char *queue, DqScriptId script,
+DqReply *
+dq_script_call(DqRedis *redis, const char *queue, DqScriptId script,
 			const DqKeys *keys, int nargs, const DqArg *args, int atleast)
 {
 	DqReply    *error;
@@ -124,8 +119,8 @@ call_script(DqRedis *redis, const char *queue, DqScriptId script,
 
 	for (tries = 0;; tries++)
 	{
-		send_script(redis, script, keys, nargs, args);
-		reply = next_reply(redis, script, atleast, &error);
+		dq_script_send(redis, script, keys, nargs, args);
+		reply = dq_script_next(redis, script, atleast, &error);
 		if (reply)
 			return reply;
 		/* SCRIPT FLUSH or a restart came between; the next append sends the text */
@@ -134,9 +129,6 @@ call_script(DqRedis *redis, const char *queue, DqScriptId script,
 		dq_reply_free(error);
 	}
 }
-
-#define ARG_INT(buf, value) \
-	(snprintf((buf), sizeof(buf), INT64_FORMAT, (int64) (value)), DQ_ARG(buf))
 
 /* ---- apply ---- */
 
@@ -159,20 +151,53 @@ dq_op_apply_send(DqRedis *redis, const DqKeys *keys, DqPage *page,
 	a[8] = DQ_ARG(header->old ? header->old : "=");
 	a[9] = DQ_ARG(header->index ? "1" : "0");
 	a[10] = ARG_INT(count, page->nops);
-	send_script(redis, DQ_SCRIPT_APPLY, keys, page->nargs, a);
+	dq_script_send(redis, DQ_SCRIPT_APPLY, keys, page->nargs, a);
+}
+
+static void
+read_applied(DqReply *reply, DqApplyResult *result)
+{
+	dq_fence_read(reply, &result->fence);
+	result->applied = dq_part_int(reply, FENCE_ELEMENTS);
+	result->removed = dq_part_int(reply, FENCE_ELEMENTS + 1);
+	dq_reply_free(reply);
 }
 
 void
 dq_op_apply_result(DqRedis *redis, DqApplyResult *result, DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_APPLY, FENCE_ELEMENTS + 2, error);
+	DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_APPLY, FENCE_ELEMENTS + 2, error);
 
-	if (!reply)
-		return;
-	read_fence(reply, &result->fence);
-	result->applied = reply_int(reply, FENCE_ELEMENTS);
-	result->removed = reply_int(reply, FENCE_ELEMENTS + 1);
-	dq_reply_free(reply);
+	if (reply)
+		read_applied(reply, result);
+}
+
+void
+dq_op_call(DqRedis *redis, const char *queue, const DqKeys *keys, DqPage *page,
+		   const DqCall *call, DqApplyResult *result)
+{
+	char		least[24],
+				process[24],
+				number[48],
+				node[24],
+				count[24];
+	DqArg	   *a = page->args;
+
+	snprintf(process, sizeof(process), "!%d", call->process);
+	snprintf(number, sizeof(number), UINT64_FORMAT "|" UINT64_FORMAT, call->life, call->number);
+	a[0] = DQ_ARG(call->session);
+	a[1] = ARG_INT(least, call->floor);
+	a[2] = DQ_ARG(call->source);
+	a[3] = DQ_ARG(process);
+	a[4] = DQ_ARG(number);
+	a[5] = DQ_ARG(call->place);
+	a[6] = DQ_ARG(call->producer ? "1" : "0");
+	a[7] = ARG_INT(node, call->node);
+	a[8] = DQ_ARG("=");
+	a[9] = DQ_ARG(call->index ? "1" : "0");
+	a[10] = ARG_INT(count, page->nops);
+	read_applied(dq_script_call(redis, queue, DQ_SCRIPT_APPLY, keys, page->nargs, a,
+							 FENCE_ELEMENTS + 2), result);
 }
 
 /* ---- find ---- */
@@ -183,22 +208,22 @@ read_found(DqReply *reply, DqFound *found)
 	int			i = FENCE_ELEMENTS;
 
 	memset(found, 0, sizeof(*found));
-	read_fence(reply, &found->fence);
+	dq_fence_read(reply, &found->fence);
 	found->found = reply->elements[i].len > 0;
 	found->again = reply->elements[i + 2].len > 0 && reply->elements[i + 2].str[0] == 'a';
 	if (found->found)
 	{
-		found->member = reply_bytes(reply, i);
-		found->due = reply_score(reply, i + 1);
+		found->member = dq_part_bytes(reply, i);
+		found->due = dq_part_score(reply, i + 1);
 		found->how = reply->elements[i + 2].str[0];
 	}
 	i += 3;
-	found->scan_more = reply_int(reply, i++) == 1;
-	found->prev = reply_text(reply, i++);
-	found->cur = reply_text(reply, i++);
-	found->old = reply_text(reply, i++);
-	found->owner_source = reply_text(reply, i++);
-	found->owner_place = reply_text(reply, i++);
+	found->scan_more = dq_part_int(reply, i++) == 1;
+	found->prev = dq_part_text(reply, i++);
+	found->cur = dq_part_text(reply, i++);
+	found->old = dq_part_text(reply, i++);
+	found->owner_source = dq_part_text(reply, i++);
+	found->owner_place = dq_part_text(reply, i++);
 	if (reply->elements[i].len > 0 && reply->elements[i].str[0] == '+')
 	{
 		size_t		len = reply->elements[i].len - 1;
@@ -209,9 +234,8 @@ read_found(DqReply *reply, DqFound *found)
 	}
 }
 
-/* the eight bytes of an id, or nothing */
-static DqArg
-bound_arg(uint64 bound)
+DqArg
+dq_bound_arg(uint64 bound)
 {
 	unsigned char *place;
 
@@ -237,12 +261,12 @@ dq_op_find(DqRedis *redis, const char *queue, int nshards, const DqKeys *keys,
 	args[1] = DQ_ARG_LEN(VARDATA_ANY(element), VARSIZE_ANY_EXHDR(element));
 	dq_element_id(element, &args[2], &args[3]);
 	args[4] = DQ_ARG(place);
-	args[5] = bound_arg(bound);
+	args[5] = dq_bound_arg(bound);
 	for (i = 0; i < nshards; i++)
-		send_script(redis, DQ_SCRIPT_FIND, &keys[i], lengthof(args), args);
+		dq_script_send(redis, DQ_SCRIPT_FIND, &keys[i], lengthof(args), args);
 	for (i = 0; i < nshards; i++)
 	{
-		DqReply    *reply = next_reply(redis, DQ_SCRIPT_FIND, FOUND_ELEMENTS, &errors[i]);
+		DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_FIND, FOUND_ELEMENTS, &errors[i]);
 
 		if (reply)
 		{
@@ -258,7 +282,7 @@ dq_op_find(DqRedis *redis, const char *queue, int nshards, const DqKeys *keys,
 
 			if (!dq_reply_is_noscript(errors[i]))
 				dq_reply_report(ERROR, redis, errors[i], "find", queue);
-			reply = call_script(redis, queue, DQ_SCRIPT_FIND, &keys[i], lengthof(args), args,
+			reply = dq_script_call(redis, queue, DQ_SCRIPT_FIND, &keys[i], lengthof(args), args,
 								FOUND_ELEMENTS);
 			read_found(reply, &found[i]);
 			dq_reply_free(reply);
@@ -271,8 +295,8 @@ dq_op_find(DqRedis *redis, const char *queue, int nshards, const DqKeys *keys,
 #define HOLD_ELEMENTS (FOUND_ELEMENTS + 3)
 
 /* 'source|incarnation|xid|subxid|kind|dead|due or number|...' */
-static bool
-read_hold(const char *head, const char *token, DqHold *hold)
+bool
+dq_hold_read(const char *head, const char *token, DqHold *hold)
 {
 	int			dead;
 
@@ -293,12 +317,12 @@ read_held(DqReply *reply, DqFound *found)
 	char	   *head;
 
 	read_found(reply, found);
-	found->taken = reply_int(reply, i) == 1;
-	head = reply_text(reply, i + 1);
+	found->taken = dq_part_int(reply, i) == 1;
+	head = dq_part_text(reply, i + 1);
 	if (reply->elements[i + 2].len == DQ_TOKEN_LEN)
 	{
 		found->held = true;
-		(void) read_hold(head, reply->elements[i + 2].str, &found->holder);
+		(void) dq_hold_read(head, reply->elements[i + 2].str, &found->holder);
 	}
 	dq_reply_free(reply);
 }
@@ -349,12 +373,12 @@ dq_op_hold(DqRedis *redis, const char *queue, const DqKeys *keys, int from, int 
 	for (i = from; i < to; i++)
 	{
 		SHARD_ARGS(i);
-		send_script(redis, DQ_SCRIPT_HOLD, &keys[i], nargs, a);
+		dq_script_send(redis, DQ_SCRIPT_HOLD, &keys[i], nargs, a);
 	}
 	for (i = from; i < to; i++)
 	{
 		DqReply    *error;
-		DqReply    *reply = next_reply(redis, DQ_SCRIPT_HOLD, HOLD_ELEMENTS, &error);
+		DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_HOLD, HOLD_ELEMENTS, &error);
 
 		memset(&found[i], 0, sizeof(found[i]));
 		found[i].fence.version = -2;	/* not answered */
@@ -373,7 +397,7 @@ dq_op_hold(DqRedis *redis, const char *queue, const DqKeys *keys, int from, int 
 		if (found[i].fence.version == -2)
 		{
 			SHARD_ARGS(i);
-			read_held(call_script(redis, queue, DQ_SCRIPT_HOLD, &keys[i], nargs, a,
+			read_held(dq_script_call(redis, queue, DQ_SCRIPT_HOLD, &keys[i], nargs, a,
 								  HOLD_ELEMENTS), &found[i]);
 		}
 }
@@ -391,15 +415,15 @@ dq_op_holds_list(DqRedis *redis, const char *queue, const DqKeys *keys,
 	args[1] = DQ_ARG("l");
 	args[2] = DQ_ARG(*cursor);
 	args[3] = DQ_ARG("200");
-	reply = call_script(redis, queue, DQ_SCRIPT_HOLDS, keys, 4, args, FENCE_ELEMENTS + 1);
-	read_fence(reply, fence);
-	*cursor = reply_text(reply, FENCE_ELEMENTS);
+	reply = dq_script_call(redis, queue, DQ_SCRIPT_HOLDS, keys, 4, args, FENCE_ELEMENTS + 1);
+	dq_fence_read(reply, fence);
+	*cursor = dq_part_text(reply, FENCE_ELEMENTS);
 	holds = palloc(Max(reply->nelements, 1) * sizeof(DqHold));
 	*n = 0;
 	for (i = FENCE_ELEMENTS + 1; i + 1 < reply->nelements; i += 2)
 	{
 		if (reply->elements[i].len == DQ_TOKEN_LEN &&
-			read_hold(reply_text(reply, i + 1), reply->elements[i].str, &holds[*n]))
+			dq_hold_read(dq_part_text(reply, i + 1), reply->elements[i].str, &holds[*n]))
 			(*n)++;
 	}
 	dq_reply_free(reply);
@@ -428,18 +452,19 @@ dq_op_holds_stand(DqRedis *redis, const char *queue, const DqKeys *keys,
 
 	args[0] = DQ_ARG(source);
 	args[1] = DQ_ARG("h");
-	reply = call_script(redis, queue, DQ_SCRIPT_HOLDS, keys, 2 + n, args,
+	reply = dq_script_call(redis, queue, DQ_SCRIPT_HOLDS, keys, 2 + n, args,
 						FENCE_ELEMENTS + n);
-	read_fence(reply, fence);
+	dq_fence_read(reply, fence);
 	for (i = 0; i < n; i++)
-		stand[i] = reply_int(reply, FENCE_ELEMENTS + i) == 1;
+		stand[i] = dq_part_int(reply, FENCE_ELEMENTS + i) == 1;
 	dq_reply_free(reply);
 	return stand;
 }
 
 int64
 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys, const char *session,
-			  int64 floor, const char *source, const char *tokens, int n, DqFence *fence)
+			  int64 floor, const char *source, const char *tokens, int n, DqFence *fence,
+			  int *left)
 {
 	DqArg	   *args = token_args(tokens, n, 3);
 	char		least[24];
@@ -449,128 +474,13 @@ dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys, const char 
 	args[0] = DQ_ARG(session);
 	args[1] = ARG_INT(least, floor);
 	args[2] = DQ_ARG(source);
-	reply = call_script(redis, queue, DQ_SCRIPT_RESTORE, keys, 3 + n, args,
-						FENCE_ELEMENTS + 1);
-	read_fence(reply, fence);
-	back = reply_int(reply, FENCE_ELEMENTS);
+	reply = dq_script_call(redis, queue, DQ_SCRIPT_RESTORE, keys, 3 + n, args,
+						FENCE_ELEMENTS + 2);
+	dq_fence_read(reply, fence);
+	back = dq_part_int(reply, FENCE_ELEMENTS);
+	*left = (int) dq_part_int(reply, FENCE_ELEMENTS + 1);
 	dq_reply_free(reply);
 	return back;
-}
-
-/* ---- range ---- */
-
-#define RANGE_ELEMENTS (FENCE_ELEMENTS + 6)
-
-static DqReply *
-call_range(DqRedis *redis, const char *queue, const DqKeys *keys,
-		   const char *source, const char *cursor_score,
-		   const bytea *cursor_member, int limit, size_t max_bytes,
-		   bool want_keys, bool want_fence, const bytea *payload, uint64 bound)
-{
-	DqArg		args[10];
-	char		most[24],
-				bytes[24];
-
-	args[0] = DQ_ARG(source);
-	args[1] = DQ_ARG(cursor_score ? cursor_score : "");
-	args[2] = cursor_member
-		? DQ_ARG_LEN(VARDATA_ANY(cursor_member), VARSIZE_ANY_EXHDR(cursor_member))
-		: DQ_ARG("");
-	args[3] = ARG_INT(most, limit);
-	args[4] = ARG_INT(bytes, max_bytes);
-	args[5] = DQ_ARG(want_keys ? "1" : "0");
-	args[6] = DQ_ARG(want_fence ? "1" : "0");
-	args[7] = DQ_ARG(payload ? "1" : "0");
-	args[8] = payload
-		? DQ_ARG_LEN(VARDATA_ANY(payload), VARSIZE_ANY_EXHDR(payload))
-		: DQ_ARG("");
-	args[9] = bound_arg(bound);
-	return call_script(redis, queue, DQ_SCRIPT_RANGE, keys, 10, args, RANGE_ELEMENTS);
-}
-
-/*
- * The tasks point into the reply, which lives as long as the memory context
- * that is current now.
- */
-void
-dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
-			const char *source, const char *cursor_score,
-			const bytea *cursor_member, int limit, size_t max_bytes,
-			bool want_keys, bool want_fence, DqRange *range)
-{
-	DqReply    *reply;
-	int			i;
-
-	reply = call_range(redis, queue, keys, source, cursor_score, cursor_member,
-					   limit, max_bytes, want_keys, want_fence, NULL, 0);
-	memset(range, 0, sizeof(*range));
-	read_fence(reply, &range->fence);
-	if (want_fence)
-	{
-		range->prev = reply_text(reply, FENCE_ELEMENTS);
-		range->cur = reply_text(reply, FENCE_ELEMENTS + 1);
-		range->old = reply_text(reply, FENCE_ELEMENTS + 2);
-	}
-	range->end = reply_int(reply, FENCE_ELEMENTS + 3) == 1;
-	range->cursor_score = reply_text(reply, FENCE_ELEMENTS + 4);
-	range->cursor_member = reply_bytes(reply, FENCE_ELEMENTS + 5);
-	range->ntasks = (reply->nelements - RANGE_ELEMENTS) / 4;
-	range->tasks = palloc0(Max(range->ntasks, 1) * sizeof(DqTask));
-	for (i = 0; i < range->ntasks; i++)
-	{
-		const DqReply *e = &reply->elements[RANGE_ELEMENTS + 4 * i];
-		DqTask	   *task = &range->tasks[i];
-
-		task->score = strtod(e[0].str, NULL);
-		task->member = e[1].str;
-		task->member_len = e[1].len;
-		if (e[2].str[0] == 'n')
-		{
-			task->readable = true;
-			task->idlen = (unsigned char) task->member[0];
-			task->idbytes = task->member + 1;
-			task->payload = task->member + 1 + task->idlen + 8;
-		}
-		else if (e[2].str[0] == 'o')
-		{
-			task->readable = true;
-			task->idlen = 8;
-			task->idbytes = task->member;
-			task->payload = task->member + 16;
-		}
-		if (task->readable)
-			task->payload_len = task->member_len - (task->payload - task->member);
-		if (e[3].len > 0 && e[3].str[0] == '+')
-		{
-			task->key = e[3].str + 1;
-			task->key_len = e[3].len - 1;
-		}
-	}
-}
-
-bool
-dq_op_find_scan(DqRedis *redis, const char *queue, const DqKeys *keys,
-				const char *source, const bytea *payload, uint64 bound,
-				char **cursor_score, bytea **cursor_member, DqFound *found)
-{
-	DqReply    *reply;
-	bool		end;
-
-	reply = call_range(redis, queue, keys, source, *cursor_score, *cursor_member,
-					   500, 1024 * 1024, false, false, payload, bound);
-	read_fence(reply, &found->fence);
-	end = reply_int(reply, FENCE_ELEMENTS + 3) == 1;
-	*cursor_score = reply_text(reply, FENCE_ELEMENTS + 4);
-	*cursor_member = reply_bytes(reply, FENCE_ELEMENTS + 5);
-	if (reply->nelements > RANGE_ELEMENTS)
-	{
-		found->found = true;
-		found->due = reply_score(reply, RANGE_ELEMENTS);
-		found->member = reply_bytes(reply, RANGE_ELEMENTS + 1);
-		end = true;
-	}
-	dq_reply_free(reply);
-	return end;
 }
 
 /* ---- transfer ---- */
@@ -590,24 +500,24 @@ dq_op_transfer_send(DqRedis *redis, const DqKeys *keys, const char *session,
 	args[3] = ARG_INT(at, now);
 	args[4] = ARG_INT(most, limit);
 	args[5] = DQ_ARG("524288");
-	send_script(redis, DQ_SCRIPT_TRANSFER, keys, 6, args);
+	dq_script_send(redis, DQ_SCRIPT_TRANSFER, keys, 6, args);
 }
 
 void
 dq_op_transfer_result(DqRedis *redis, DqTransferResult *result, DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_TRANSFER, FENCE_ELEMENTS + 5, error);
+	DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_TRANSFER, FENCE_ELEMENTS + 5, error);
 
 	if (!reply)
 		return;
-	read_fence(reply, &result->fence);
-	result->moved = reply_int(reply, FENCE_ELEMENTS);
-	result->quarantined = reply_int(reply, FENCE_ELEMENTS + 1);
-	result->oldest_due = reply_score(reply, FENCE_ELEMENTS + 2);
+	dq_fence_read(reply, &result->fence);
+	result->moved = dq_part_int(reply, FENCE_ELEMENTS);
+	result->quarantined = dq_part_int(reply, FENCE_ELEMENTS + 1);
+	result->oldest_due = dq_part_score(reply, FENCE_ELEMENTS + 2);
 	if (result->oldest_due == PG_INT64_MAX)
 		result->oldest_due = 0;
-	result->held = reply_int(reply, FENCE_ELEMENTS + 3);
-	result->more = reply_int(reply, FENCE_ELEMENTS + 4) == 1;
+	result->held = dq_part_int(reply, FENCE_ELEMENTS + 3);
+	result->more = dq_part_int(reply, FENCE_ELEMENTS + 4) == 1;
 	dq_reply_free(reply);
 }
 
@@ -628,42 +538,42 @@ dq_op_status_send(DqRedis *redis, const DqKeys *keys, const DqStatusArgs *args)
 	a[4] = DQ_ARG(args->want_first ? "1" : "0");
 	a[5] = DQ_ARG(args->producer ? "1" : "0");
 	a[6] = ARG_INT(window, args->replay_window);
-	send_script(redis, DQ_SCRIPT_STATUS, keys, lengthof(a), a);
+	dq_script_send(redis, DQ_SCRIPT_STATUS, keys, lengthof(a), a);
 }
 
 void
 dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 					DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 22, error);
+	DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 22, error);
 	int			i = FENCE_ELEMENTS;
 
 	if (!reply)
 		return;
-	read_fence(reply, fence);
+	dq_fence_read(reply, fence);
 	memset(record, 0, sizeof(*record));
-	record->prev = reply_text(reply, i++);
-	record->cur = reply_text(reply, i++);
-	record->old = reply_text(reply, i++);
-	record->writer = reply_text(reply, i++);
-	record->owner_source = reply_text(reply, i++);
-	record->owner_place = reply_text(reply, i++);
-	record->owner_host = reply_text(reply, i++);
-	record->owner_database = reply_text(reply, i++);
-	record->lease_until = reply_int(reply, i++);
-	record->redis_now_us = reply_int(reply, i++);
-	record->pending = reply_int(reply, i++);
-	record->holds = reply_int(reply, i++);
-	record->ready = reply_int(reply, i++);
-	record->quarantined = reply_int(reply, i++);
-	record->overdue = reply_int(reply, i++);
-	record->ready_type = reply_text(reply, i++);
-	record->held_due = reply_score(reply, i++);
-	record->polled = reply_int(reply, i++) == 1;
-	record->ready_first = reply_text(reply, i++);
-	record->healed = reply_int(reply, i++) == 1;
-	record->producers = reply_text(reply, i++);
-	record->held = reply_int(reply, i++);
+	record->prev = dq_part_text(reply, i++);
+	record->cur = dq_part_text(reply, i++);
+	record->old = dq_part_text(reply, i++);
+	record->writer = dq_part_text(reply, i++);
+	record->owner_source = dq_part_text(reply, i++);
+	record->owner_place = dq_part_text(reply, i++);
+	record->owner_host = dq_part_text(reply, i++);
+	record->owner_database = dq_part_text(reply, i++);
+	record->lease_until = dq_part_int(reply, i++);
+	record->redis_now_us = dq_part_int(reply, i++);
+	record->pending = dq_part_int(reply, i++);
+	record->holds = dq_part_int(reply, i++);
+	record->ready = dq_part_int(reply, i++);
+	record->quarantined = dq_part_int(reply, i++);
+	record->overdue = dq_part_int(reply, i++);
+	record->ready_type = dq_part_text(reply, i++);
+	record->held_due = dq_part_score(reply, i++);
+	record->polled = dq_part_int(reply, i++) == 1;
+	record->ready_first = dq_part_text(reply, i++);
+	record->healed = dq_part_int(reply, i++) == 1;
+	record->producers = dq_part_text(reply, i++);
+	record->held = dq_part_int(reply, i++);
 	dq_reply_free(reply);
 }
 
@@ -689,18 +599,18 @@ dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args)
 	a[9] = DQ_ARG(args->adopt ? "1" : "0");
 	a[10] = DQ_ARG(args->force ? "1" : "0");
 	a[11] = DQ_ARG(args->freeze ? "1" : "0");
-	send_script(redis, DQ_SCRIPT_ENTER, keys, lengthof(a), a);
+	dq_script_send(redis, DQ_SCRIPT_ENTER, keys, lengthof(a), a);
 }
 
 void
 dq_op_enter_result(DqRedis *redis, DqFence *fence, char **blame, DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_ENTER, FENCE_ELEMENTS + 1, error);
+	DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_ENTER, FENCE_ELEMENTS + 1, error);
 
 	if (!reply)
 		return;
-	read_fence(reply, fence);
-	*blame = reply_text(reply, FENCE_ELEMENTS);
+	dq_fence_read(reply, fence);
+	*blame = dq_part_text(reply, FENCE_ELEMENTS);
 	dq_reply_free(reply);
 }
 
@@ -721,18 +631,18 @@ dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,
 	while ((word = strsep(&list, " ")) != NULL)
 		if (word[0] != '\0')
 			args[nargs++] = DQ_ARG(word);
-	send_script(redis, DQ_SCRIPT_THAW, keys, nargs, args);
+	dq_script_send(redis, DQ_SCRIPT_THAW, keys, nargs, args);
 }
 
 void
 dq_op_thaw_result(DqRedis *redis, DqFence *fence, char **who, DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_THAW, FENCE_ELEMENTS + 1, error);
+	DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_THAW, FENCE_ELEMENTS + 1, error);
 
 	if (!reply)
 		return;
-	read_fence(reply, fence);
-	*who = reply_text(reply, FENCE_ELEMENTS);
+	dq_fence_read(reply, fence);
+	*who = dq_part_text(reply, FENCE_ELEMENTS);
 	dq_reply_free(reply);
 }
 
@@ -752,29 +662,29 @@ dq_op_sweep_send(DqRedis *redis, const DqKeys *keys, const DqSweepArgs *args,
 	a[2] = DQ_ARG(args->source);
 	a[3] = DQ_ARG(args->position);
 	a[4] = ARG_INT(due, args->due);
-	a[5] = bound_arg(args->largest_id);
+	a[5] = dq_bound_arg(args->largest_id);
 	a[6] = DQ_ARG(from->stage);
 	a[7] = DQ_ARG(from->score ? from->score : "");
 	a[8] = from->member
 		? DQ_ARG_LEN(VARDATA_ANY(from->member), VARSIZE_ANY_EXHDR(from->member))
 		: DQ_ARG("");
 	a[9] = ARG_INT(most, args->limit);
-	send_script(redis, DQ_SCRIPT_SWEEP, keys, lengthof(a), a);
+	dq_script_send(redis, DQ_SCRIPT_SWEEP, keys, lengthof(a), a);
 }
 
 void
 dq_op_sweep_result(DqRedis *redis, DqSweepResult *result, DqReply **error)
 {
-	DqReply    *reply = next_reply(redis, DQ_SCRIPT_SWEEP, FENCE_ELEMENTS + 4, error);
+	DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_SWEEP, FENCE_ELEMENTS + 4, error);
 	int			i = FENCE_ELEMENTS;
 
 	if (!reply)
 		return;
-	read_fence(reply, &result->fence);
-	result->dropped = reply_int(reply, i++);
-	strlcpy(result->next.stage, reply_text(reply, i++), sizeof(result->next.stage));
-	result->next.score = reply_text(reply, i++);
-	result->next.member = reply_bytes(reply, i++);
+	dq_fence_read(reply, &result->fence);
+	result->dropped = dq_part_int(reply, i++);
+	strlcpy(result->next.stage, dq_part_text(reply, i++), sizeof(result->next.stage));
+	result->next.score = dq_part_text(reply, i++);
+	result->next.member = dq_part_bytes(reply, i++);
 	dq_reply_free(reply);
 }
 
@@ -803,11 +713,11 @@ poll_args(DqArg *a, char (*numbers)[24], const DqSession *session, const DqPollA
 static void
 read_polled(DqReply *reply, DqPolled *polled)
 {
-	read_fence(reply, &polled->fence);
-	polled->owner_source = reply_text(reply, FENCE_ELEMENTS);
-	polled->owner_place = reply_text(reply, FENCE_ELEMENTS + 1);
-	polled->left = reply_int(reply, FENCE_ELEMENTS + 2);
-	polled->holds = reply_int(reply, FENCE_ELEMENTS + 3);
+	dq_fence_read(reply, &polled->fence);
+	polled->owner_source = dq_part_text(reply, FENCE_ELEMENTS);
+	polled->owner_place = dq_part_text(reply, FENCE_ELEMENTS + 1);
+	polled->left = dq_part_int(reply, FENCE_ELEMENTS + 2);
+	polled->holds = dq_part_int(reply, FENCE_ELEMENTS + 3);
 	polled->n = reply->nelements - POLL_ELEMENTS;
 	polled->elements = reply->elements + POLL_ELEMENTS;
 }
@@ -824,11 +734,11 @@ dq_op_poll(DqRedis *redis, const char *queue, const DqKeys *keys, int nshards,
 	for (i = 0; i < nshards; i++)
 	{
 		poll_args(a, numbers, &sessions[i], args);
-		send_script(redis, DQ_SCRIPT_POLL, &keys[i], POLL_ARGS, a);
+		dq_script_send(redis, DQ_SCRIPT_POLL, &keys[i], POLL_ARGS, a);
 	}
 	for (i = 0; i < nshards; i++)
 	{
-		DqReply    *reply = next_reply(redis, DQ_SCRIPT_POLL, POLL_ELEMENTS, &errors[i]);
+		DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_POLL, POLL_ELEMENTS, &errors[i]);
 
 		if (reply)
 			read_polled(reply, &polled[i]);
@@ -847,7 +757,7 @@ dq_op_poll(DqRedis *redis, const char *queue, const DqKeys *keys, int nshards,
 		if (errors[i])
 		{
 			poll_args(a, numbers, &sessions[i], args);
-			read_polled(call_script(redis, queue, DQ_SCRIPT_POLL, &keys[i], POLL_ARGS, a,
+			read_polled(dq_script_call(redis, queue, DQ_SCRIPT_POLL, &keys[i], POLL_ARGS, a,
 									POLL_ELEMENTS), &polled[i]);
 		}
 }
@@ -874,9 +784,9 @@ dq_op_reject(DqRedis *redis, const char *queue, const DqKeys *keys,
 	a[6] = DQ_ARG(reason);
 	for (i = 0; i < n; i++)
 		a[7 + i] = DQ_ARG(psprintf("%d", which[i] + 1));
-	reply = call_script(redis, queue, DQ_SCRIPT_REJECT, keys, 7 + n, a, FENCE_ELEMENTS + 1);
-	read_fence(reply, fence);
-	rejected = reply_int(reply, FENCE_ELEMENTS);
+	reply = dq_script_call(redis, queue, DQ_SCRIPT_REJECT, keys, 7 + n, a, FENCE_ELEMENTS + 1);
+	dq_fence_read(reply, fence);
+	rejected = dq_part_int(reply, FENCE_ELEMENTS);
 	dq_reply_free(reply);
 	return rejected;
 }

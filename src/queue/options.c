@@ -58,7 +58,7 @@ const DqOption dq_options_known[] = {
 	SWITCH_OPT("list", DQ_ON_TABLE, "off", DQ_OPTION_LATER),
 	SWITCH_OPT("index", DQ_ON_TABLE, "on", NULL),
 	{"codec", DQ_ON_TABLE, KIND_CHOICE, "raw", 0, 0, "raw|kryo5|jackson", DQ_OPTION_LATER},
-	SWITCH_OPT("transactional", DQ_ON_TABLE, "on", DQ_OPTION_LATER),
+	SWITCH_OPT("transactional", DQ_ON_TABLE, "on", NULL),
 	/* queue: where due tasks go */
 	{"destination", DQ_ON_TABLE, KIND_CHOICE, "list", 0, 0, "list|stream|none", "stream"},
 	{"stream_maxlen", DQ_ON_TABLE, KIND_INTEGER, "0", 0, PG_INT64_MAX, NULL, DQ_OPTION_LATER},
@@ -75,10 +75,10 @@ const DqOption dq_options_known[] = {
 	{"on_outage", DQ_ON_TABLE, KIND_CHOICE, "defer", 0, 0, "defer|error"},
 	{"remove_timeout", DQ_ON_TABLE, KIND_DURATION, "500ms", 0, MS_MAX},
 	{"on_data_loss", DQ_ON_TABLE, KIND_CHOICE, "stop", 0, 0, "stop|continue"},
-	{"contents", DQ_ON_TABLE, KIND_CHOICE, "pending", 0, 0, "pending|ready|quarantine", DQ_OPTION_LATER},
+	{"contents", DQ_ON_TABLE, KIND_CHOICE, "pending", 0, 0, "pending|ready|quarantine"},
 
 	/* column payload */
-	{"on_error", DQ_ON_COLUMN, KIND_CHOICE, "error", 0, 0, "error|null", DQ_OPTION_LATER},
+	{"on_error", DQ_ON_COLUMN, KIND_CHOICE, "error", 0, 0, "error|null"},
 };
 
 const int	dq_options_number = lengthof(dq_options_known);

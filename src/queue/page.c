@@ -119,6 +119,20 @@ dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token)
 	page->nops++;
 }
 
+/* To another instant, if it is still there and nobody holds it; keeps payload and key. */
+void
+dq_page_move(DqPage *page, const bytea *member, int64 due, uint64 id)
+{
+	unsigned char place[14];
+
+	dq_place_encode(place, due, id);
+	page_add(page, "m", 1, false);
+	page_add(page, VARDATA_ANY(member), VARSIZE_ANY_EXHDR(member), true);
+	page_add_int(page, due);
+	page_add(page, place, sizeof(place), true);
+	page->nops++;
+}
+
 void
 dq_page_consume(DqPage *page, const bytea *token, int64 n)
 {

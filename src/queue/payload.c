@@ -175,6 +175,19 @@ dq_payload_bytes(Datum value, Oid type)
 	return NULL;				/* keep compiler quiet */
 }
 
+/* So that the type's input function reads it back, as a scan of the queue does. */
+bytea *
+dq_column_bytes(Datum value, Oid type)
+{
+	TypeOutput *output = type_output(type);
+	char	   *str;
+
+	if (output->kind != OUTPUT_ROW)
+		return dq_payload_bytes(value, type);
+	str = OutputFunctionCall(&output->function, value);
+	return utf8_bytea(str, strlen(str));
+}
+
 text *
 dq_bytes_text(const char *data, size_t len)
 {

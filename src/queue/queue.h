@@ -26,6 +26,14 @@ typedef enum DqDestination
 	DQ_DEST_NONE
 } DqDestination;
 
+/* What a foreign table shows of its queue */
+typedef enum DqContents
+{
+	DQ_CONTENTS_PENDING,
+	DQ_CONTENTS_READY,			/* the ready list */
+	DQ_CONTENTS_QUARANTINE		/* what nobody could read */
+} DqContents;
+
 typedef enum DqOnOutage
 {
 	DQ_OUTAGE_DEFER,
@@ -54,6 +62,9 @@ typedef enum DqColumnRole
 	DQ_COL_PAYLOAD,
 	DQ_COL_DUE_AT,
 	DQ_COL_SHARD,
+	DQ_COL_MEMBER,				/* of the quarantine only, and the next two */
+	DQ_COL_REASON,
+	DQ_COL_FOUND_AT,
 	DQ_NUM_COLS
 } DqColumnRole;
 
@@ -61,6 +72,7 @@ typedef struct DqQueue
 {
 	Oid			relid;			/* foreign table, hash key */
 	bool		valid;			/* false: an invalidation came */
+	DqContents	contents;
 	Oid			serverid;
 	Oid			owner;			/* of the foreign table: whose mapping is used */
 	char	   *relname;
@@ -68,6 +80,7 @@ typedef struct DqQueue
 	int			nshards;
 	bool		producer;		/* role producer */
 	bool		index;
+	bool		at_once;		/* transactional off */
 	DqDestination destination;
 	DqOnOutage	on_outage;
 	int			remove_timeout; /* ms */
@@ -91,11 +104,14 @@ typedef struct DqQueue
 
 /*
  * Definition of a queue. 42809 with a hint when relid is no foreign table of
- * our wrapper. The pointer is valid until the next call that may process
+ * our wrapper, or shows something else than pending tasks. The pointer is valid until the next call that may process
  * invalidations of that relation; take it anew in each function call.
  */
 extern DqQueue *dq_queue_get(Oid relid);
 extern DqQueue *dq_queue_get_noerror(Oid relid);	/* NULL if it is no queue */
+/* The same of any foreign table of ours, whatever its contents. */
+extern DqQueue *dq_table_get(Oid relid);
+extern DqQueue *dq_table_get_noerror(Oid relid);
 /* Server with the credentials of that user (the queue owner); cached. Never
  * locks anything. errors: 42704. missing_ok: NULL */
 extern DqServer *dq_server_get(Oid serverid, Oid mapping_user, bool missing_ok);
@@ -141,6 +157,7 @@ enum DqKeyNo					/* order of KEYS in every script */
 	DQ_KEY_TWINS,				/* dq:{N}:twins, keyless tasks with equal payloads */
 	DQ_KEY_HELD,				/* dq:{N}:held, tasks under a hold, ordered like pending ones */
 	DQ_KEY_GONE,				/* dq:{N}:gone, ids of other sources that were removed and are not here */
+	DQ_KEY_TAKEN,				/* dq:{N}:taken, elements of the ready list under a hold */
 	DQ_NUM_KEYS
 };
 
@@ -168,6 +185,8 @@ extern int	dq_shard_of_key(const char *key, size_t len, int nshards);
 
 /* text -> UTF-8, bytea raw, json/jsonb text, row -> JSON, else output function */
 extern bytea *dq_payload_bytes(Datum value, Oid type);
+/* The same of a value of a column of the foreign table: a row by its output function */
+extern bytea *dq_column_bytes(Datum value, Oid type);
 /* Is it acceptable to the queue's payload column? raises 22P02 and kin */
 extern void dq_payload_check(const DqQueue *queue, const bytea *payload);
 /* Output text of a key in UTF-8; 22001 beyond 255 bytes; checks key column */
@@ -176,6 +195,18 @@ extern bytea *dq_key_bytes(const DqQueue *queue, Datum value, Oid type);
 extern text *dq_bytes_text(const char *data, size_t len);
 /* The same; NULL if it is none */
 extern text *dq_bytes_text_noerror(const char *data, size_t len);
+
+/* ---- discover.c ------------------------------------------------------------- */
+
+typedef struct DqDiscovered
+{
+	char	   *name;			/* N without the shard suffix, key_prefix included, UTF-8
+								 * or other bytes */
+	int			nshards;
+} DqDiscovered;
+/* Queues (DqDiscovered) with pending tasks whose names begin with prefix; known: what
+ * is known of some already. */
+extern List *dq_queues_discover(DqRedis *redis, const char *prefix, List *known);
 
 /* ---- instants (payload.c) -------------------------------------------------- */
 
@@ -264,6 +295,8 @@ extern void dq_page_offer(DqPage *page, int64 due, uint64 id,
 extern void dq_page_reschedule(DqPage *page, int64 due, uint64 id, const bytea *payload,
 							   const bytea *key, const bytea *token);
 extern void dq_page_remove(DqPage *page, const bytea *member, int64 due, const bytea *token);
+/* to another instant, under another id, if it is still there and nobody holds it */
+extern void dq_page_move(DqPage *page, const bytea *member, int64 due, uint64 id);
 /* the n elements taken from the ready list under this token are consumed */
 extern void dq_page_consume(DqPage *page, const bytea *token, int64 n);
 /* the task with this key, whichever it is then */
@@ -299,6 +332,23 @@ typedef struct DqApplyResult
 	int64		removed;
 } DqApplyResult;
 extern void dq_op_apply_result(DqRedis *redis, DqApplyResult *result, DqReply **error);
+
+/* A call of a queue that is not transactional: the same script, no fence. */
+typedef struct DqCall
+{
+	const char *session;		/* "": any */
+	int64		floor;
+	const char *source;
+	const char *place;
+	bool		producer;
+	int			node;
+	int			process;		/* number of the asking process */
+	uint64		life;			/* of the server, and number of the call in it: one */
+	uint64		number;			/* sent again is the same call */
+	bool		index;
+} DqCall;
+extern void dq_op_call(DqRedis *redis, const char *queue, const DqKeys *keys,
+					   DqPage *page, const DqCall *args, DqApplyResult *result);
 
 #define DQ_TOKEN_LEN 16
 
@@ -379,6 +429,59 @@ extern void dq_op_hold(DqRedis *redis, const char *queue, const DqKeys *keys,
 					   int from, int to, int home,
 					   const DqSession *sessions, const DqHoldArgs *args,
 					   DqFound *found);
+/* ---- take.c ------------------------------------------------------------------- */
+
+/* One of many exact tasks to hold. */
+typedef struct DqTake
+{
+	/* asked for */
+	double		score;
+	bool		old;			/* in Redisson's old packing */
+	unsigned char idlen;
+	const char *id;				/* bytes */
+	char		token[DQ_TOKEN_LEN];
+	bool		take_over;		/* from the hold with the token below */
+	char		from[DQ_TOKEN_LEN];
+	/* answer */
+	bool		answered;
+	bytea	   *member;			/* NULL: it is not there */
+	bytea	   *key;			/* NULL: keyless, or not known to the index */
+	bool		held;			/* another hold stands, and this is whose */
+	DqHold		holder;
+} DqTake;
+
+typedef struct DqTakeArgs
+{
+	const DqSession *session;
+	const char *source;
+	uint64		incarnation;
+	uint64		xid;
+	uint64		subxid;
+} DqTakeArgs;
+
+/* Of the shard, from the last script that ran. */
+typedef struct DqTakeResult
+{
+	DqFence		fence;
+	char	   *prev;
+	char	   *cur;
+	char	   *old;
+	char	   *owner_source;
+	char	   *owner_place;
+} DqTakeResult;
+
+/*
+ * Hold tasks of one shard: a pipeline of scripts of some hundred tasks. Each answer is
+ * given to `taken` while Redis works on the next. Tasks that are not answered (the
+ * status is not DQ_OK, or the bytes were too many) may be asked for again. Cheapest in
+ * order of score and id.
+ */
+typedef void (*DqTakenCallback) (void *arg, DqTake **tasks, int n,
+								 const DqTakeResult *result);
+extern void dq_op_take(DqRedis *redis, const char *queue, const DqKeys *keys,
+					   const DqTakeArgs *args, DqTake **tasks, int n,
+					   DqTakenCallback taken, void *arg);
+
 /* One bounded step of the search by payload among tasks the index does not know;
  * true when it has ended (found or not). The cursor begins as NULL, NULL. */
 extern bool dq_op_find_scan(DqRedis *redis, const char *queue, const DqKeys *keys,
@@ -401,37 +504,181 @@ extern void dq_op_transfer_send(DqRedis *redis, const DqKeys *keys,
 extern void dq_op_transfer_result(DqRedis *redis, DqTransferResult *result,
 								  DqReply **error);
 
-/* One page of pending tasks in (due, member) order. */
+/* ---- reading.c: tasks as the scripts find them -------------------------------- */
+
+/* A score as whole ms, rounded up, as a due instant is shown */
+extern int64 dq_score_ms(double score);
+
 typedef struct DqTask
 {
 	double		score;
-	const char *member;			/* whole member */
+	int64		due;			/* ms, rounded up */
+	const char *member;			/* whole member; cut: its head, without payload */
 	size_t		member_len;
+	bool		cut;
 	bool		readable;		/* false: not a member we understand */
+	bool		old;			/* old format */
 	const char *idbytes;
 	size_t		idlen;
-	const char *payload;
+	const char *payload;		/* NULL if cut */
 	size_t		payload_len;
-	const char *key;			/* NULL: keyless */
+	const char *key;			/* NULL: keyless, or not asked for */
 	size_t		key_len;
 } DqTask;
-typedef struct DqRange
+
+/* The fence as it stood when tasks were read */
+typedef struct DqReadFence
 {
 	DqFence		fence;
-	char	   *prev;			/* first page only (want_fence) */
+	char	   *prev;			/* snapshots as text, "" none or not asked for */
 	char	   *cur;
 	char	   *old;
+} DqReadFence;
+
+/* Instants in ms: due > after and due <= upto */
+typedef struct DqDueRange
+{
+	int64		after;			/* DQ_DUE_MIN: no bound */
+	int64		upto;			/* DQ_DUE_MAX: no bound */
+} DqDueRange;
+
+#define DQ_DUE_MIN PG_INT64_MIN
+#define DQ_DUE_MAX PG_INT64_MAX
+
+/* A place in the order of a scan; all zero: the beginning */
+typedef struct DqCursor
+{
+	int			range;			/* of the list, counted from 0 */
+	char	   *score;			/* NULL: the range's beginning */
+	bytea	   *member;
+} DqCursor;
+
+typedef struct DqRangeArgs
+{
+	const char *source;
+	bool		want_fence;
+	bool		want_keys;
+	bool		reverse;		/* the latest first */
+	bool		cut;			/* no long payloads */
+	int			limit;			/* tasks */
+	size_t		max_bytes;
+	const DqDueRange *ranges;	/* not overlapping, in the order of reading */
+	int			nranges;		/* at least 1 */
+	DqCursor	from;
+} DqRangeArgs;
+
+/* One page of pending tasks in (due, member) order. */
+typedef struct DqRange
+{
+	DqReadFence fence;
 	DqTask	   *tasks;
 	int			ntasks;
+	int64		bytes;			/* sent by Redis */
 	bool		end;
-	/* cursor for the next page */
-	char	   *cursor_score;
-	bytea	   *cursor_member;
+	DqCursor	next;			/* of the next page */
 } DqRange;
+
+/* Everything in the current memory context, which must live as long as the page. */
 extern void dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
-						const char *source, const char *cursor_score,
-						const bytea *cursor_member, int limit, size_t max_bytes,
-						bool want_keys, bool want_fence, DqRange *range);
+						const DqRangeArgs *args, DqRange *range);
+/* The same of n shards in one pipeline, each page in a context of its own. */
+extern void dq_op_ranges(DqRedis *redis, const char *queue, int n, const DqKeys *keys,
+						 const DqRangeArgs *args, MemoryContext *contexts,
+						 DqRange *ranges);
+
+/* A task to look for by its key, or by its id */
+typedef struct DqSought
+{
+	bool		by_key;
+	const char *data;			/* key; or the head of the member: length byte and
+								 * id, of the old format the id alone */
+	size_t		len;
+	int64		due;			/* ms, by id */
+} DqSought;
+
+typedef struct DqHits
+{
+	DqReadFence fence;
+	int			done;			/* so many have been looked for, from the first on */
+	DqTask	   *tasks;			/* in no order */
+	int			ntasks;
+	List	   *inexact;		/* which of them (ids) may also be among scores that
+								 * are no whole numbers: read that millisecond */
+	int64		bytes;
+} DqHits;
+extern void dq_op_lookup(DqRedis *redis, const char *queue, const DqKeys *keys,
+						 const char *source, bool want_fence, bool cut,
+						 const DqSought *sought, int n, DqHits *hits);
+
+typedef struct DqCount
+{
+	DqReadFence fence;
+	int64		tasks;
+	bool		doubtful;		/* there may be some among them that nobody can read */
+	int64		first;			/* due of the first and the last, if there are any */
+	int64		last;
+	int64		bytes;
+} DqCount;
+
+/* More ranges are not counted in one script. */
+#define DQ_COUNT_RANGES 1000
+extern void dq_op_count(DqRedis *redis, const char *queue, const DqKeys *keys,
+						const char *source, const DqDueRange *ranges, int nranges,
+						DqCount *count);
+
+typedef struct DqSample
+{
+	int64		pending;		/* without held ones */
+	int			done;			/* so many ranks have been looked at */
+	DqTask	   *tasks;
+	int			ntasks;
+} DqSample;
+/* Tasks by their ranks (from 0). */
+extern void dq_op_sample(DqRedis *redis, const char *queue, const DqKeys *keys,
+						 const char *source, const int64 *ranks, int n,
+						 DqSample *sample);
+
+/* ---- shelf.c: what is no pending task: the ready list, the quarantine ---------- */
+
+/* Where to go on; all zero: at the beginning */
+typedef struct DqShelfPlace
+{
+	int64		at;				/* ready: elements read so far */
+	DqArg	   *last;			/* ... and the last of them */
+	int			nlast;
+	char	   *cursor;			/* quarantine */
+} DqShelfPlace;
+
+/* An element of the ready list, or something quarantined */
+typedef struct DqShelved
+{
+	const char *data;
+	size_t		len;
+	int64		place;			/* in the ready list, from 0 */
+	char	   *reason;
+	bool		has_due;
+	int64		due;			/* ms */
+	int64		found;			/* ms */
+} DqShelved;
+
+typedef struct DqShelf
+{
+	DqFence		fence;
+	int64		total;			/* what there is, when the page was read */
+	DqShelved  *entries;
+	int			nentries;
+	int64		bytes;			/* sent by Redis */
+	bool		end;
+	DqShelfPlace next;
+} DqShelf;
+/* A page; limit 0: only count. As dq_op_range about memory. */
+extern void dq_op_ready(DqRedis *redis, const char *queue, const DqKeys *keys,
+						const char *source, const DqShelfPlace *from, int limit,
+						size_t max_bytes, DqShelf *shelf);
+/* The same; an entry may come twice when others come and go meanwhile. */
+extern void dq_op_bad(DqRedis *redis, const char *queue, const DqKeys *keys,
+					  const char *source, const DqShelfPlace *from, int limit,
+					  DqShelf *shelf);
 
 /* Read the fence record; renews the lease if session is given and ours. */
 typedef struct DqStatusArgs
@@ -503,10 +750,13 @@ extern int64 dq_op_reject(DqRedis *redis, const char *queue, const DqKeys *keys,
 						  int of, const char *reason, const int *which, int n,
 						  DqFence *fence);
 
-/* Put back what ended transactions held; how many tasks and elements. */
+/*
+ * Put back what ended transactions held; how many tasks and elements. *left: so many of
+ * the tokens, those taken first, are left for another call.
+ */
 extern int64 dq_op_restore(DqRedis *redis, const char *queue, const DqKeys *keys,
 						   const char *session, int64 floor, const char *source,
-						   const char *tokens, int n, DqFence *fence);
+						   const char *tokens, int n, DqFence *fence, int *left);
 /* producer: report; else open the shard. producers: of them, separated by spaces,
  * each must have reported, besides those whose leases are alive. */
 extern void dq_op_thaw_send(DqRedis *redis, const DqKeys *keys, const char *session,

@@ -46,7 +46,13 @@ static Script scripts[DQ_NUM_SCRIPTS] = {
 	[DQ_SCRIPT_RESTORE] = {"restore", dq_lua_restore},
 	[DQ_SCRIPT_SWEEP] = {"sweep", dq_lua_sweep},
 	[DQ_SCRIPT_POLL] = {"poll", dq_lua_poll},
-	[DQ_SCRIPT_REJECT] = {"reject", dq_lua_reject}
+	[DQ_SCRIPT_REJECT] = {"reject", dq_lua_reject},
+	[DQ_SCRIPT_TAKE] = {"take", dq_lua_take},
+	[DQ_SCRIPT_LOOKUP] = {"lookup", dq_lua_lookup},
+	[DQ_SCRIPT_COUNT] = {"count", dq_lua_count},
+	[DQ_SCRIPT_SAMPLE] = {"sample", dq_lua_sample},
+	[DQ_SCRIPT_READY] = {"ready", dq_lua_ready},
+	[DQ_SCRIPT_BAD] = {"bad", dq_lua_bad}
 };
 
 static const char lib_name[] = "lib";

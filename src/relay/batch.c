@@ -64,6 +64,7 @@ set_seen(DqShard *shard, const DqSnapshot *snap)
 		snapshot_free(before);
 	MemoryContextSwitchTo(old);
 	shard->seen_here = true;
+	shard->seen_number++;
 	shard->stats.relayed_xmin = U64FromFullTransactionId(snap->xmax);
 	shard->publish = true;
 }
@@ -231,6 +232,31 @@ dq_completion_count(void)
 	return count;
 }
 
+/*
+ * PO 1: before any script leaves that puts a snapshot into a fence, its ended
+ * transactions are durable here, and on the synchronous standby (G11).
+ */
+void
+dq_link_flush(DqLink *link, uint32 tli, XLogRecPtr point)
+{
+	MemoryContext old;
+
+	DQ_POINT("relay.flush");
+	if (!dq_flush_to(point))
+	{
+		CHECK_FOR_INTERRUPTS();
+		ereport(ERROR,
+				(errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
+				 errmsg("wait for the synchronous standby was cut short")));
+	}
+	DQ_POINT("relay.flushed");
+	old = MemoryContextSwitchTo(link->context);
+	if (link->writer)
+		pfree(link->writer);
+	link->writer = dq_writer_stamp(tli, point);
+	MemoryContextSwitchTo(old);
+}
+
 bool
 dq_batches_prepare(DqLink *link, TimestampTz deadline)
 {
@@ -261,7 +287,7 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		return false;
 
 	dq_link_begin(link);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	scratch = AllocSetContextCreate(link->round, "dq_bridge rows", ALLOCSET_DEFAULT_SIZES);
 	MemoryContextSwitchTo(link->round);
 	cur = dq_snapshot_take(snapshot);
@@ -324,6 +350,8 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		shard->prepared = dq_batch_cut(shard, scan, scratch);
 		if (shard->prepared == NULL)
 		{
+			if (batch->bad)
+				dq_shard_note_error(link, shard, batch->bad, false);
 			more = true;
 			continue;
 		}
@@ -352,29 +380,8 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 	MemoryContextSwitchTo(caller);
 	MemoryContextDelete(scratch);
 
-	/*
-	 * PO 1: before any script leaves that puts cur into a fence, cur's ended
-	 * transactions are durable here, and on the synchronous standby (G11).
-	 */
 	if (flush_needed)
-		DQ_POINT("relay.flush");
-	if (flush_needed && !dq_flush_to(point))
-	{
-		CHECK_FOR_INTERRUPTS();
-		ereport(ERROR,
-				(errcode(ERRCODE_T_R_STATEMENT_COMPLETION_UNKNOWN),
-				 errmsg("wait for the synchronous standby was cut short")));
-	}
-	if (flush_needed)
-	{
-		MemoryContext old = MemoryContextSwitchTo(link->context);
-
-		DQ_POINT("relay.flushed");
-		if (link->writer)
-			pfree(link->writer);
-		link->writer = dq_writer_stamp(cur->tli, point);
-		MemoryContextSwitchTo(old);
-	}
+		dq_link_flush(link, cur->tli, point);
 	UnregisterSnapshot(snapshot);
 	dq_link_end(link);
 	return more;

@@ -136,12 +136,13 @@ link_round(DqBridge *bridge, DqLink *link)
 		if (!bridge->own_xact)
 			PG_RE_THROW();
 		FlushErrorState();
+		bridge->aborted |= IsTransactionState();
 		AbortOutOfAnyTransaction();
 		MemoryContextSwitchTo(link->round);
 		if (link->progress != link->progress_at_failure)
 			link->failures = 0;
 		link->progress_at_failure = link->progress;
-		if (link->failures == 0)
+		if (link->failures == 0 && dq_link_is_news(link, error->message))
 			ereport(LOG,
 					(errcode(error->sqlerrcode),
 					 errmsg("dq_bridge: server \"%s\": %s",
@@ -192,6 +193,7 @@ dq_bridge_round(DqBridge *bridge)
 	long		wait;
 	ListCell   *lc;
 
+	bridge->aborted = false;
 	MemoryContextReset(bridge->scratch);
 	MemoryContextSwitchTo(bridge->scratch);
 	if (dq_catalogs_changed(bridge))
@@ -200,7 +202,12 @@ dq_bridge_round(DqBridge *bridge)
 	if (bridge->gone)
 		return wait;
 	foreach(lc, bridge->links)
+	{
 		wait = Min(wait, link_round(bridge, lfirst(lc)));
+		/* the round ends without its locks; the next one begins at once */
+		if (bridge->aborted)
+			return 0;
+	}
 	if (bridge->own_xact && bridge->links != NIL)
 		rotate(bridge);
 	return wait;
@@ -244,6 +251,12 @@ dq_bridge_next_due(DqBridge *bridge)
 			next = Min(next, ((DqShard *) lfirst(s))->next_due);
 	}
 	return next;
+}
+
+bool
+dq_bridge_aborted(const DqBridge *bridge)
+{
+	return bridge->aborted;
 }
 
 bool

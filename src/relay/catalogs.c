@@ -323,6 +323,13 @@ dq_bridge_catalogs(DqBridge *bridge)
 	source_relid = dq_extension_relation("dq_source");
 	losses_relid = dq_extension_relation("dq_losses");
 	source = dq_source_get(true);
+	if (dq_lives_look(bridge->own_xact))
+	{
+		/* named once it is committed */
+		end(bridge);
+		begin(bridge);
+		(void) dq_lives_look(false);
+	}
 	foreach(l, bridge->links)
 		set_source(lfirst(l), source);
 
@@ -334,6 +341,8 @@ dq_bridge_catalogs(DqBridge *bridge)
 		return;
 	}
 	bridge->scan_interval = server->scan_interval;
+	if (bridge->replay_window != server->replay_window)
+		bridge->rotate_at = 0;	/* a shorter one acts at once */
 	bridge->replay_window = server->replay_window;
 
 	foreach(lc, dq_queue_list(bridge->serverid))

@@ -22,8 +22,7 @@ collect_row(DqShard *shard, const DqRow *row)
 	/* a held task is out of reach of transfers already */
 	if (!dq_row_offers(row) && !row->has_token)
 		batch->removes++;
-	if (row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_REMOVE_KEY ||
-		row->op == DQ_OP_RESCHEDULE_ELEMENT)
+	if (dq_row_was_deferred(row))
 		batch->deferred++;
 	if (group && FullTransactionIdEquals(group->xid, row->xid))
 	{

@@ -57,7 +57,8 @@ dq_link_look(DqLink *link)
 	DqArg		info[1] = {DQ_ARG("INFO")};
 	DqArg		save[3] = {DQ_ARG("CONFIG"), DQ_ARG("GET"), DQ_ARG("save")};
 	DqReply    *reply;
-	bool		aof = true;
+	bool		aof = true,
+				loading = false;
 	TimestampTz now = GetCurrentTimestamp();
 
 	/* once a connection, but not with every one of many that do not last */
@@ -74,11 +75,19 @@ dq_link_look(DqLink *link)
 		char	   *text = pnstrdup(reply->str, reply->len);
 		const char *policy = info_value(text, "maxmemory_policy:");
 
+		/* while it reads its file it says of itself that it keeps none */
+		loading = strstr(text, "\nloading:1") != NULL;
+
 		if (policy[0] != '\0' && strcmp(policy, "noeviction") != 0)
 			appendStringInfo(&warnings, "maxmemory-policy %s may evict tasks", policy);
 		aof = strcmp(info_value(text, "aof_enabled:"), "0") != 0;
 	}
 	reply = dq_redis_next(link->redis);
+	if (loading)
+	{
+		link->look_wanted = true;	/* ask again later */
+		return;
+	}
 	if (!aof && reply->type == DQ_REPLY_ARRAY && reply->nelements == 2 &&
 		reply->elements[1].len == 0)
 		appendStringInfo(&warnings, "%sno persistence: a restart of Redis loses all tasks",

@@ -47,7 +47,10 @@ dq_shard_forget(DqShard *shard, DqShardState state)
 	shard->publish = true;
 }
 
-/* ---- the writer's stamp: timeline, where it began, position ---- */
+/*
+ * ---- the writer's stamp: timeline, where it began, position, life; then, of each
+ * page, transaction and instant of its last row ----
+ */
 
 static XLogRecPtr
 timeline_start(List *history, uint32 tli)
@@ -78,42 +81,92 @@ dq_writer_stamp(uint32 tli, XLogRecPtr lsn)
 		list_free_deep(history);
 		known_tli = tli;
 	}
-	return psprintf("%u " UINT64_FORMAT " " UINT64_FORMAT, tli, start, lsn);
+	return psprintf("%u " UINT64_FORMAT " " UINT64_FORMAT " %s", tli, start, lsn, dq_life());
+}
+
+typedef struct Stamp
+{
+	uint32		tli;
+	uint64		start;
+	uint64		lsn;
+	char		life[DQ_LIFE_LEN + 1];
+	uint64		xid;			/* 0: no row */
+	int64		at;
+} Stamp;
+
+static bool
+parse_stamp(const char *text, Stamp *stamp)
+{
+	memset(stamp, 0, sizeof(*stamp));
+	strcpy(stamp->life, "-");
+	return sscanf(text, "%u " UINT64_FORMAT " " UINT64_FORMAT " %16s " UINT64_FORMAT " " INT64_FORMAT,
+				  &stamp->tli, &stamp->start, &stamp->lsn, stamp->life,
+				  &stamp->xid, &stamp->at) >= 3;
 }
 
 /*
  * PO 5a: a fence is built on only if who wrote it last is in this server's
  * history: its timeline (number and start) is one of ours, and on the current one
- * it is not ahead of us. Otherwise a page of a server that went another way could
- * be taken for our own past, and rows be passed over.
+ * it is not ahead of us and its life is one of ours that had not ended by then.
+ * Otherwise a page of a server that went another way, or of the original of this
+ * copy, could be taken for our own past, and rows be passed over. An earlier
+ * timeline may have gone on after we left it: rows carry theirs.
  */
 bool
-dq_writer_is_ours(const char *stamp, XLogRecPtr now)
+dq_fence_is_ours(const DqFenceRecord *record)
 {
-	uint32		tli,
-				mine = dq_timeline();
-	uint64		start,
-				lsn;
+	uint32		mine = dq_timeline();
+	Stamp		stamp;
 	List	   *history;
 	ListCell   *lc;
 	bool		ours = false;
 
-	if (stamp[0] == '\0')
+	if (record->writer[0] == '\0')
 		return true;			/* nobody has written yet */
-	if (sscanf(stamp, "%u " UINT64_FORMAT " " UINT64_FORMAT, &tli, &start, &lsn) != 3)
-		return false;
-	if (tli > mine)
+	if (!parse_stamp(record->writer, &stamp) || stamp.tli > mine)
 		return false;
 	history = readTimeLineHistory(mine);
 	foreach(lc, history)
 	{
 		TimeLineHistoryEntry *entry = lfirst(lc);
 
-		if (entry->tli == tli && entry->begin == start)
-			ours = tli < mine || lsn <= now;
+		if (entry->tli == stamp.tli && entry->begin == stamp.start)
+			ours = true;
 	}
 	list_free_deep(history);
-	return ours;
+	if (!ours || stamp.tli < mine)
+		return ours;
+	if (stamp.lsn > GetXLogInsertRecPtr())
+		return false;
+	switch (dq_life_holds(stamp.life, stamp.lsn))
+	{
+		case 0:
+			return false;
+		case 1:
+			return true;
+		default:
+			return strcmp(record->owner_place, dq_place()) == 0 ||
+				record->owner_source[0] == '\0';
+	}
+}
+
+/*
+ * The last row that the fence calls applied must be one of ours, unless its table
+ * has been emptied since. This finds what lives do not: a server that was put back
+ * to an earlier state while it ran. Within a transaction.
+ */
+static bool
+witness_is_ours(int32 shard, const DqFence *fence, const DqFenceRecord *record)
+{
+	Stamp		stamp;
+	int64		last,
+				seq;
+
+	if (!parse_stamp(record->writer, &stamp) || stamp.xid == 0 ||
+		stamp.tli != dq_timeline() ||
+		sscanf(fence->position, "%*[0-9a-f]|" INT64_FORMAT ":" INT64_FORMAT, &last, &seq) != 2)
+		return true;
+	return dq_outbox_has_written(shard, FullTransactionIdFromU64(stamp.xid), seq, stamp.at) != 0;
 }
 
 /* ---- not ours ---- */
@@ -163,6 +216,8 @@ static void
 entered(DqShard *shard)
 {
 	shard->state = DQ_SHARD_FROZEN;
+	shard->stats.owner_lives = false;
+	shard->owned_until = 0;
 	shard->entered_at = GetCurrentTimestamp();
 	shard->thaw_at = 0;
 	shard->blockers_known = false;
@@ -226,16 +281,20 @@ is_readable(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRec
 	return false;
 }
 
+static char *
+another_branch(const DqFenceRecord *record)
+{
+	return psprintf("its fence was written by another branch of this database's history, or by a copy of it (%s)",
+					record->writer);
+}
+
 /* true: enter it */
 static bool
 judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
 {
-	XLogRecPtr	now = GetXLogInsertRecPtr();
-
-	if (!dq_writer_is_ours(record->writer, now))
+	if (!dq_fence_is_ours(record))
 	{
-		not_owner(link, shard, psprintf("its fence was written by another branch of this database's history (%s)",
-										  record->writer));
+		not_owner(link, shard, another_branch(record));
 		return false;
 	}
 	if (shard->state == DQ_SHARD_RESYNC)
@@ -284,6 +343,16 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 	shard->entering = false;
 	if (shard->producer)
 		return true;
+	/* it was another's and was lost with all else: he comes back for it first */
+	if (record->owner_source[0] == '\0' && shard->owned_until > GetCurrentTimestamp())
+	{
+		not_owner(link, shard, "its owner has been lost in Redis, and may come back");
+		return false;
+	}
+	if (strcmp(record->owner_source, link->source) != 0 ||
+		strcmp(record->owner_place, dq_place()) != 0)
+		shard->owned_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
+														 record->lease_until - record->redis_now_us / 1000);
 	if (record->owner_source[0] != '\0' && strcmp(record->owner_source, link->source) != 0)
 	{
 		not_owner(link, shard,
@@ -305,7 +374,8 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 		sscanf(record->writer, "%u", &tli);
 		if (shard->lease_seen == 0)
 			shard->lease_seen = record->lease_until;
-		if (record->lease_until > shard->lease_seen && tli == dq_timeline())
+		shard->stats.owner_lives = record->lease_until > shard->lease_seen;
+		if (shard->stats.owner_lives && tli == dq_timeline())
 			shard->lease_elsewhere = true;
 		if (alive || shard->lease_elsewhere)
 		{
@@ -325,7 +395,7 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 static void
 load_marks(List *shards)
 {
-	Snapshot	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	ListCell   *lc;
 
 	foreach(lc, shards)
@@ -343,6 +413,9 @@ dq_shards_enter(DqLink *link)
 {
 	TimestampTz now = GetCurrentTimestamp();
 	List	   *looking = NIL;
+	List	   *judged = NIL;	/* shards, with fences and records */
+	List	   *fences = NIL;
+	List	   *records = NIL;
 	List	   *entering = NIL;
 	MemoryContext old = MemoryContextSwitchTo(link->round);
 	const char *database = NULL;
@@ -382,19 +455,36 @@ dq_shards_enter(DqLink *link)
 		if (is_readable(link, shard, &fence, &record) &&
 			judge(link, shard, &fence, &record))
 		{
-			shard->floor = fence.version;
-			dq_shard_adopt_fence(shard, &fence, &record);
-			entering = lappend(entering, shard);
+			judged = lappend(judged, shard);
+			fences = lappend(fences, memcpy(palloc(sizeof(fence)), &fence, sizeof(fence)));
+			records = lappend(records, memcpy(palloc(sizeof(record)), &record, sizeof(record)));
 		}
 	}
 
-	if (entering != NIL)
+	if (judged != NIL)
 	{
+		ListCell   *f,
+				   *r;
+
 		DQ_POINT("enter.looked");
 		dq_link_begin(link);
 		MemoryContextSwitchTo(link->round);
 		database = get_database_name(MyDatabaseId);
-		load_marks(entering);
+		load_marks(judged);
+		forthree(lc, judged, f, fences, r, records)
+		{
+			DqShard    *shard = lfirst(lc);
+			DqFence    *fence = lfirst(f);
+
+			if (!witness_is_ours(shard->no, fence, lfirst(r)))
+			{
+				not_owner(link, shard, another_branch(lfirst(r)));
+				continue;
+			}
+			shard->floor = fence->version;
+			dq_shard_adopt_fence(shard, fence, lfirst(r));
+			entering = lappend(entering, shard);
+		}
 		dq_link_end(link);
 		MemoryContextSwitchTo(link->round);
 	}

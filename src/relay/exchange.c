@@ -24,6 +24,20 @@ lease_ms(const DqLink *link)
 
 /* ---- errors of one shard ---- */
 
+/* What many shards say of one server, or one again and again, is said once a minute. */
+bool
+dq_link_is_news(DqLink *link, const char *message)
+{
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (strcmp(link->logged, message) == 0 &&
+		!TimestampDifferenceExceeds(link->logged_at, now, 60000))
+		return false;
+	strlcpy(link->logged, message, sizeof(link->logged));
+	link->logged_at = now;
+	return true;
+}
+
 void
 dq_shard_note_error(DqLink *link, DqShard *shard, const char *message, bool transient)
 {
@@ -37,18 +51,10 @@ dq_shard_note_error(DqLink *link, DqShard *shard, const char *message, bool tran
 	strlcpy(shard->stats.last_error, message, DQ_ERROR_LEN);
 	shard->stats.last_error_at = GetCurrentTimestamp();
 	shard->publish = true;
-	/* what many shards say of one server is said once */
-	if (strcmp(link->logged, message) == 0 &&
-		!TimestampDifferenceExceeds(link->logged_at, GetCurrentTimestamp(), 60000))
-		news = false;
-	if (news)
-	{
-		strlcpy(link->logged, message, sizeof(link->logged));
-		link->logged_at = GetCurrentTimestamp();
+	if (news && dq_link_is_news(link, message))
 		ereport(LOG,
 				(errmsg("dq_bridge: shard \"%s\" of server \"%s\" waits: %s",
 						shard->name, link->server_name, message)));
-	}
 }
 
 /*
@@ -177,7 +183,9 @@ send_page(DqLink *link, DqShard *shard)
 	header.source = link->source;
 	header.expect = shard->sent_position;
 	header.position = cut->position;
-	header.writer = link->writer;
+	/* the last row as a witness, see dq_outbox_has_written */
+	header.writer = psprintf("%s " UINT64_FORMAT " " INT64_FORMAT, link->writer,
+							 U64FromFullTransactionId(cut->last_xid), cut->last_at);
 	header.cur = cut->first ? dq_snapshot_out(shard->batch->cur) : NULL;
 	header.done = cut->done;
 	header.old = cut->done ? dq_batch_old(shard) : NULL;
@@ -258,19 +266,23 @@ send_status(DqLink *link, DqShard *shard)
 	dq_op_status_send(link->redis, &shard->keys, &args);
 }
 
-/* One page, one transfer, one look per shard and call: fair over shards. */
+/*
+ * One page, one transfer, one look per shard and call. When more shards want one than
+ * fit, the next call begins where this one stopped: fair over shards.
+ */
 bool
 dq_exchange_send(DqLink *link)
 {
+	int			nshards = list_length(link->shards);
+	int			i;
 	TimestampTz now = GetCurrentTimestamp();
 	int64		now_ms = dq_now_ms();
 	bool		sent = false;
 	bool		defers = any_defers(link);
-	ListCell   *lc;
 
-	foreach(lc, link->shards)
+	for (i = 0; i < nshards; i++)
 	{
-		DqShard    *shard = lfirst(lc);
+		DqShard    *shard = list_nth(link->shards, (link->send_from + i) % nshards);
 
 		if (link->nrequests + 3 > DQ_MAX_REQUESTS)
 			break;
@@ -324,6 +336,8 @@ dq_exchange_send(DqLink *link)
 			sent = true;
 		}
 	}
+	if (i < nshards)
+		link->send_from = (link->send_from + i) % nshards;
 	if (sent)
 		dq_redis_flush(link->redis);
 	return sent;
@@ -461,8 +475,13 @@ receive_status(DqLink *link, DqRequest *request)
 	dq_shard_note_numbers(link, shard, &record);
 	if (!dq_shard_note_fence(link, shard, &fence))
 		return;
-	/* what a dead session has left; nobody told us */
-	if (record.holds > 0)
+	/*
+	 * What a dead session has left; nobody told us. While a transaction has many it
+	 * would be told from the rest at the cost of reading them all: seldom.
+	 */
+	if (record.holds > 0 &&
+		TimestampDifferenceExceeds(shard->holds_at, GetCurrentTimestamp(),
+								   Min(record.holds / 20, 10000)))
 		shard->holds_due = shard->holds_anew = true;
 	/* PO 5a holds for an idle reply as well: who wrote the fence last? */
 	if (shard->pages_in_flight == 0 && !shard->broken &&

@@ -10,9 +10,11 @@
 
 #include "access/xlog.h"
 #include "miscadmin.h"
+#include "storage/latch.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
+#include "utils/wait_event.h"
 
 static bool
 is_settled(DqBridge *bridge)
@@ -53,10 +55,21 @@ dq_relay_by_hand(Oid serverid, long timeout_ms)
 	bridge->no_transfer = true;
 	PG_TRY();
 	{
-		do
+		for (;;)
 		{
-			(void) dq_bridge_round(bridge);
-		} while (!is_settled(bridge) && GetCurrentTimestamp() < deadline);
+			long		wait = dq_bridge_round(bridge);
+
+			if (is_settled(bridge) || GetCurrentTimestamp() >= deadline)
+				break;
+			/* something waits for somebody else: an owner, a worker */
+			if (wait > 0)
+			{
+				(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
+								 Min(wait, 10), PG_WAIT_EXTENSION);
+				ResetLatch(MyLatch);
+				CHECK_FOR_INTERRUPTS();
+			}
+		}
 	}
 	PG_FINALLY();
 	{

@@ -17,6 +17,7 @@
 #include "utils/timestamp.h"
 
 #define SWEEP_PAGE	256
+#define BUSY_MS		100			/* dq_resume is open in some transaction */
 
 /* Numbers that a server which failed has given out and we do not know of. */
 #define SLACK		(1 << 20)
@@ -162,45 +163,47 @@ look_at(DqLink *link, DqShard *shard)
 	bool		found = shard->position[0] != '\0';
 	DqSnapshot *a = NULL;
 	DqLoss		loss;
+	bool		lost = false;
 	MemoryContext old;
 
-	if (dq_loss_check(shard->no, shard->prev, found, &m->stored, link->own_xact, &loss))
+	switch (dq_loss_check(shard->no, shard->prev, found, &m->stored, link->own_xact, &loss))
 	{
-		if (!link->own_xact)
-		{
-			/* a rollback of this transaction would forget it */
-			dq_shard_note_error(link, shard,
-								"Redis has lost data from before the replay window: a worker has to note that",
-								false);
+		case DQ_LOSS_NONE:
+			break;
+		case DQ_LOSS_BUSY:
+			shard->blocked_until = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), BUSY_MS);
 			return false;
-		}
-		dq_shard_set_loss(shard, &loss);
+		case DQ_LOSS_FOUND:
+			if (!link->own_xact)
+			{
+				/* a rollback of this transaction would forget it */
+				dq_shard_note_error(link, shard,
+									"Redis has lost data from before the replay window: a worker has to note that",
+									false);
+				return false;
+			}
+			dq_shard_set_loss(shard, &loss);
+			lost = true;
+			break;
 	}
-	else
-		loss.tasks = -1;
 
 	old = MemoryContextSwitchTo(shard->snapshots);
 	shard->replay_to = missing_to(shard);
 	if (shard->lost || shard->replay_to)
 		note_loss(link, shard);
-	if (shard->replay_to)
-	{
-		/*
-		 * What is applied again is needed until then, so no outbox table may be
-		 * emptied because it had been applied once.
-		 */
-		if (link->own_xact)
-			dq_mark_back(link, shard);
-		else
-			dq_outbox_keep();
-	}
+	/*
+	 * What is applied again is needed until then, so no outbox table may be emptied
+	 * because it had been applied once.
+	 */
+	if (shard->replay_to && link->own_xact)
+		dq_mark_back(link, shard);
 	if (m->stored.settled[0] != '\0')
 		a = dq_snapshot_in(m->stored.settled);
 	shard->heal_to = a;
 	shard->heal = a && !fence_is_past(shard, a) ? DQ_HEAL_RELAY : DQ_HEAL_NONE;
 	MemoryContextSwitchTo(old);
 	shard->publish = true;
-	return loss.tasks >= 0;
+	return lost;
 }
 
 /*
@@ -214,6 +217,7 @@ dq_heal_look(DqLink *link)
 	List	   *shards = NIL;
 	List	   *losses = NIL;
 	uint64		id = 0;
+	bool		behind = false;
 	ListCell   *lc;
 
 	foreach(lc, link->shards)
@@ -222,12 +226,22 @@ dq_heal_look(DqLink *link)
 
 		if (shard->state == DQ_SHARD_FROZEN && shard->heal == DQ_HEAL_LOOK &&
 			shard->blocked_until <= now)
+		{
 			shards = lappend(shards, shard);
+			behind |= dq_heal_is_behind(shard);
+		}
 	}
 	if (shards == NIL)
 		return;
 
 	dq_link_begin(link);
+	/*
+	 * Nobody empties a table between the look at what was emptied and the commit
+	 * that puts the mark back. By hand nothing is put back: the lock stays until
+	 * the caller's transaction ends.
+	 */
+	if (behind)
+		dq_outbox_keep(link->own_xact);
 	foreach(lc, shards)
 	{
 		DqShard    *shard = lfirst(lc);

@@ -22,7 +22,7 @@
 #define LOOK_MS			20			/* between looks at those we wait for */
 #define MANY_TOKENS		100		/* of one script call */
 #define MANY_PAGES		20		/* of holds, in one step */
-#define MANY_TAKINGS	5		/* of the ready list, of one script call: each may have
+#define MANY_TAKINGS	10		/* of the ready list, of one script call: each may have
 								 * a page of elements */
 #define MOST_TAKINGS	100		/* of them, in one step */
 
@@ -96,7 +96,7 @@ find_blockers(DqLink *link, DqShard *shard)
 	dq_link_begin(link);
 	MemoryContextSwitchTo(caller);
 	each = AllocSetContextCreate(caller, "dq_bridge row", ALLOCSET_DEFAULT_SIZES);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
+	snapshot = RegisterSnapshot(dq_fresh_snapshot());
 	now = dq_snapshot_take(snapshot);
 	InitDirtySnapshot(dirty);
 	/* those it names as running, and all beyond it */
@@ -237,19 +237,22 @@ has_ended(const DqLink *link, const DqShard *shard, const DqHold *hold)
 	return true;
 }
 
-static void
+/* Returns how many of them are left for another call: those taken first. */
+static int
 put_back(DqLink *link, DqShard *shard, const char *tokens, int n)
 {
 	DqFence		fence;
+	int			left = 0;
 
 	if (n == 0)
-		return;
+		return 0;
 	dq_shard_share_floor(shard);
 	DQ_POINT("restore.send");
 	(void) dq_op_restore(link->redis, shard->name, &shard->keys, shard->session,
-						 shard->floor, link->source, tokens, n, &fence);
+						 shard->floor, link->source, tokens, n, &fence, &left);
 	DQ_POINT("restore.received");
 	(void) dq_shard_note_fence(link, shard, &fence);
+	return left;
 }
 
 static int
@@ -269,18 +272,19 @@ static void
 put_takings_back(DqLink *link, DqShard *shard, Taking *takings, int n)
 {
 	char		tokens[MANY_TAKINGS * DQ_TOKEN_LEN];
-	int			i,
-				m = 0;
+	int			done = 0,
+				i;
 
+	if (n > 0)
+		dq_mark_put_back(shard);
 	qsort(takings, n, sizeof(Taking), taking_cmp);
-	for (i = 0; i < Min(n, MOST_TAKINGS) && shard->state == DQ_SHARD_OPEN; i++)
+	while (done < Min(n, MOST_TAKINGS) && shard->state == DQ_SHARD_OPEN)
 	{
-		memcpy(tokens + m++ * DQ_TOKEN_LEN, takings[i].token, DQ_TOKEN_LEN);
-		if (m == MANY_TAKINGS || i + 1 == Min(n, MOST_TAKINGS))
-		{
-			put_back(link, shard, tokens, m);
-			m = 0;
-		}
+		int			m = Min(MANY_TAKINGS, Min(n, MOST_TAKINGS) - done);
+
+		for (i = 0; i < m; i++)
+			memcpy(tokens + i * DQ_TOKEN_LEN, takings[done + i].token, DQ_TOKEN_LEN);
+		done += Max(m - put_back(link, shard, tokens, m), 1);
 	}
 	if (n > MOST_TAKINGS)
 	{
@@ -289,16 +293,21 @@ put_takings_back(DqLink *link, DqShard *shard, Taking *takings, int n)
 	}
 }
 
-/* true: all that has ended is put back; false: look again when more is applied */
+/*
+ * true: all that has ended is put back, and all ends to come are told to us; false:
+ * look again when more is applied. *back: the former alone.
+ */
 static bool
-resolve(DqLink *link, DqShard *shard)
+resolve(DqLink *link, DqShard *shard, bool *back)
 {
 	char	   *cursor = pstrdup(shard->holds_cursor[0] ? shard->holds_cursor : "0");
-	bool		settled = true;
+	bool		settled = true,
+				ended = true;
 	Taking	   *takings = NULL;
 	int			ntakings = 0;
 	int			pages;
 
+	*back = false;
 	for (pages = 0; pages < MANY_PAGES; pages++)
 	{
 		DqFence		fence;
@@ -320,8 +329,9 @@ resolve(DqLink *link, DqShard *shard)
 			if (!has_ended(link, shard, &holds[i]))
 			{
 				/* its row is on the way, or it goes on: an end is told to us */
-				settled &= holds[i].incarnation == dq_incarnation() &&
-					is_running(FullTransactionIdFromU64(holds[i].xid));
+				if (!is_running(FullTransactionIdFromU64(holds[i].xid)))
+					settled = ended = false;
+				settled &= holds[i].incarnation == dq_incarnation();
 				continue;
 			}
 			if (holds[i].kind == 'l')
@@ -333,11 +343,11 @@ resolve(DqLink *link, DqShard *shard)
 			memcpy(tokens + m++ * DQ_TOKEN_LEN, holds[i].token, DQ_TOKEN_LEN);
 			if (m == MANY_TOKENS)
 			{
-				put_back(link, shard, tokens, m);
+				(void) put_back(link, shard, tokens, m);
 				m = 0;
 			}
 		}
-		put_back(link, shard, tokens, m);
+		(void) put_back(link, shard, tokens, m);
 		if (shard->state != DQ_SHARD_OPEN)
 			return false;
 		strlcpy(shard->holds_cursor, cursor, sizeof(shard->holds_cursor));
@@ -345,7 +355,8 @@ resolve(DqLink *link, DqShard *shard)
 			break;
 	}
 	put_takings_back(link, shard, takings, ntakings);
-	return pages < MANY_PAGES && ntakings <= MOST_TAKINGS && settled;
+	*back = ended && pages < MANY_PAGES && ntakings <= MOST_TAKINGS;
+	return *back && settled;
 }
 
 /* Would a look show anything new? */
@@ -355,7 +366,7 @@ wants_resolving(const DqShard *shard, TimestampTz now)
 	return shard->holds_due && shard->state == DQ_SHARD_OPEN && !shard->producer &&
 		shard->seen_here && shard->blocked_until <= now &&
 		(shard->holds_anew || (shard->holds_cursor[0] != '\0' && shard->holds_cursor[0] != '0') ||
-		 shard->holds_seen != shard->stats.relayed_xmin);
+		 shard->holds_seen != shard->seen_number);
 }
 
 bool
@@ -384,15 +395,17 @@ dq_holds_resolve(DqLink *link)
 	foreach(lc, link->shards)
 	{
 		DqShard    *shard = lfirst(lc);
+		bool		back;
 
 		if (rollbacks != link->rollbacks)
 			shard->holds_due = shard->holds_anew = true;
 		if (!wants_resolving(shard, now))
 			continue;
 		shard->holds_anew = false;
-		shard->holds_seen = shard->stats.relayed_xmin;
-		shard->holds_due = !resolve(link, shard);
-		if (!shard->holds_due && shard->stats.rollbacks != rollbacks)
+		shard->holds_at = now;
+		shard->holds_seen = shard->seen_number;
+		shard->holds_due = !resolve(link, shard, &back);
+		if (back && shard->stats.rollbacks != rollbacks)
 		{
 			shard->stats.rollbacks = rollbacks;
 			shard->publish = true;

@@ -95,6 +95,17 @@ list_is_past(const DqMarking *m, const DqFenceRecord *record)
 		m->pushed_then <= m->pushed - record->ready;
 }
 
+/*
+ * Elements are about to be put back in front of the ready list: what has been
+ * counted out of it says nothing any more.
+ */
+void
+dq_mark_put_back(DqShard *shard)
+{
+	replace(shard, &shard->marking.settled, NULL);
+	shard->marking.confirmed = false;
+}
+
 /* A status of our own session and version has come. */
 void
 dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
@@ -105,7 +116,12 @@ dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
 	bool		empty = list && record->ready == 0 && !record->polled;
 	int64		due = dq_now_ms();
 
-	if (!m->wanted || shard->state != DQ_SHARD_OPEN)
+	if (shard->state != DQ_SHARD_OPEN)
+		return;
+	/* others may have transferred: the owner of a producer's queue, a stranger */
+	if (fence->next_due != m->head)
+		m->wanted = true;
+	if (!m->wanted)
 		return;
 	if (m->settled && !m->confirmed)
 		m->confirmed = empty || (list && list_is_past(m, record));
@@ -117,8 +133,11 @@ dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
 		due = Min(due, fence->next_due - 1);
 	if (record->held_due != PG_INT64_MAX)
 		due = Min(due, record->held_due - 1);
+	m->head = fence->next_due;
 	replace(shard, &m->applied, record->prev);
-	if (empty || (list && m->settled == NULL && record->ready_first[0] != '\0'))
+	/* what is polled may come back to the front */
+	if (empty || (list && m->settled == NULL && !record->polled &&
+				  record->ready_first[0] != '\0'))
 	{
 		replace(shard, &m->settled, record->prev);
 		m->due = due;

@@ -29,6 +29,8 @@ extern void dq_bridge_free(DqBridge *bridge);
  * again.
  */
 extern long dq_bridge_round(DqBridge *bridge);
+/* The last round has aborted a transaction: ordinary session locks went with it. */
+extern bool dq_bridge_aborted(const DqBridge *bridge);
 extern void dq_bridge_reset(DqBridge *bridge);
 /* The subscription's socket for the worker's WaitEventSet, or PGINVALID_SOCKET;
  * changes after a reset or reconnect. */
@@ -48,6 +50,12 @@ extern void dq_bridge_mark_down(DqBridge *bridge, const char *message);
  * backend has it, or this is a standby).
  */
 extern bool dq_relay_by_hand(Oid serverid, long timeout_ms);
+
+/*
+ * May this server go on from that fence (PO 5a)? Lives have been looked at before
+ * (dq_lives_look).
+ */
+extern bool dq_fence_is_ours(const DqFenceRecord *record);
 
 /* the singleton lock of (database, server): session-level */
 extern bool dq_bridge_lock(Oid serverid);

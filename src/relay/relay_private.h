@@ -82,14 +82,15 @@ typedef struct DqBatch
 	int64		rows;			/* collected, minus those cut */
 	/* removals among them: due tasks wait for these */
 	int64		removes;
-	int64		deferred;		/* that could not look when they were made */
+	int64		deferred;		/* those recorded without an answer */
 	/* a deferred one that stands next: what it names now (resolve.c) */
 	DqRow	   *element;		/* NULL: none waits */
 	int64		element_last;	/* last seq of its transaction */
 	struct DqLookup *lookup;	/* how far it has been looked up */
 	int64		resolved_seq;
-	bytea	   *resolved;		/* exact member here, NULL: nothing here */
+	bytea	   *resolved;		/* exact member here, NULL: nothing, or elsewhere */
 	int64		resolved_due;
+	char	   *bad;			/* what is wrong with the row that stands next */
 } DqBatch;
 
 typedef struct DqCut
@@ -101,6 +102,8 @@ typedef struct DqCut
 	int			offers;
 	int			replayed;		/* rows that had been applied before */
 	int			moves;			/* offers of rescheduled tasks */
+	FullTransactionId last_xid; /* of its last row */
+	TimestampTz last_at;
 } DqCut;
 
 /* What is known of deliveries, and what of it is stored (marking.c) */
@@ -121,6 +124,7 @@ typedef struct DqMarking
 	char		first[41];		/* digest of the ready list's first element then */
 	bool		confirmed;		/* the list is past it */
 	bool		last;			/* nothing lay in the list */
+	int64		head;			/* the earliest due at the last look that counted */
 } DqMarking;
 
 typedef struct DqShard
@@ -149,6 +153,7 @@ typedef struct DqShard
 	DqSnapshot *prev;			/* the fence's */
 	DqSnapshot *old;
 	DqSnapshot *seen;			/* nothing undone up to here, known in memory only */
+	uint64		seen_number;	/* counts them: an abort moves no bound of one */
 	bool		seen_here;		/* seen is a snapshot that this process has taken */
 	bool		want_thaw;		/* relayed to a snapshot taken after entering */
 	uint64		completions;	/* xactCompletionCount when seen was taken */
@@ -164,6 +169,7 @@ typedef struct DqShard
 	char	   *blame;			/* whose it is, not_owner */
 	bool		lease_elsewhere;	/* same source renews its lease in another place */
 	int64		lease_seen;		/* as it was at the first look */
+	TimestampTz owned_until;	/* by another's lease, as last seen */
 
 	/* holds (holds.c) */
 	bool		blockers_known; /* looked for since the session began */
@@ -171,7 +177,8 @@ typedef struct DqShard
 	List	   *blockers;		/* FullTransactionIds: told true, and the hold is gone */
 	bool		holds_due;		/* look at them */
 	bool		holds_anew;		/* ... even if nothing more is applied */
-	uint64		holds_seen;		/* stats.relayed_xmin at the last look */
+	TimestampTz holds_at;		/* of the last look at them */
+	uint64		holds_seen;		/* seen_number at the last look */
 	char		holds_cursor[24];
 
 	/* due tasks */
@@ -250,6 +257,7 @@ typedef struct DqLink
 	DqRedis    *subscription;	/* workers only */
 	bool		subscribed;
 	List	   *shards;			/* of DqShard */
+	int			send_from;		/* which of them is the next to send */
 	char		source[40];
 	int			node;
 	uint32		tli;
@@ -270,6 +278,7 @@ struct DqBridge
 	bool		own_xact;
 	bool		no_transfer;
 	bool		gone;
+	bool		aborted;		/* the last round has aborted a transaction */
 	uint64		completions;	/* xactCompletionCount when the catalogs were looked at */
 	bool		looked;
 	int			scan_interval;
@@ -309,7 +318,6 @@ extern void dq_shard_forget(DqShard *shard, DqShardState state);
 extern void dq_shard_adopt_fence(DqShard *shard, const DqFence *fence,
 								 const DqFenceRecord *record);
 extern char *dq_writer_stamp(uint32 tli, XLogRecPtr lsn);
-extern bool dq_writer_is_ours(const char *stamp, XLogRecPtr now);
 extern void dq_new_token(char *token);	/* 16 hex digits */
 
 /* batch.c */
@@ -320,6 +328,8 @@ extern char *dq_batch_old(DqShard *shard);
 /* Look for new rows and cut the next page of each shard that has some. true if
  * there is more to do at once. */
 extern uint64 dq_completion_count(void);
+/* PO 1: all up to this point is durable, and pages are stamped with it */
+extern void dq_link_flush(DqLink *link, uint32 tli, XLogRecPtr point);
 extern bool dq_batches_prepare(DqLink *link, TimestampTz deadline);
 
 /* collect.c */
@@ -332,6 +342,9 @@ extern DqCut *dq_batch_cut(DqShard *shard, DqOutboxScan *scan, MemoryContext scr
 /* resolve.c */
 /* True: there is more to do at once. */
 extern bool dq_resolve_elements(DqLink *link);
+/* What an element does to the task that it was found to name. */
+extern void dq_page_named(DqPage *page, const DqRow *element, const bytea *member,
+						  int64 due);
 
 /* holds.c */
 extern void dq_blockers_look(DqLink *link);
@@ -348,6 +361,7 @@ extern void dq_producers_wait(DqLink *link, DqShard *shard, const char *who);
 /* marking.c */
 extern void dq_mark_load(DqShard *shard, Snapshot snapshot);
 extern void dq_mark_forget(DqShard *shard);
+extern void dq_mark_put_back(DqShard *shard);
 extern void dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record);
 extern void dq_marks_store(DqLink *link);
 extern void dq_mark_back(DqLink *link, DqShard *shard);
@@ -377,6 +391,7 @@ extern bool dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fen
 extern void dq_shard_share_floor(DqShard *shard);
 extern bool dq_exchange_send(DqLink *link);	/* true if anything was sent */
 extern void dq_exchange_receive(DqLink *link, int n);	/* the first n replies */
+extern bool dq_link_is_news(DqLink *link, const char *message);
 extern void dq_shard_note_error(DqLink *link, DqShard *shard, const char *message,
 								bool transient);
 /* its page breaks the connection: out of the way for ten seconds */

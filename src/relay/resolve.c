@@ -1,10 +1,11 @@
 /*
  * resolve.c
- *	  Removals that were recorded without an answer (Redis was silent) name an
- *	  element, not a task. When such a row stands next and everything before it is
- *	  applied, it is looked up over all shards of its queue, like dq_remove does,
- *	  and relayed as the exact member it names: one task, in bounded steps (PO 17).
- *	  Called by round.c between exchanges.
+ *	  Removals and reschedules that were recorded without an answer (Redis was
+ *	  silent) name an element, not a task. When such a row stands next and everything
+ *	  before it is applied, it is looked up over all shards of its queue, like
+ *	  dq_remove does: one task, in bounded steps. What it names is committed first,
+ *	  so that it means the same when it is replayed (PO 17); then it is relayed as
+ *	  that task's member. Called by round.c between exchanges.
  */
 #include "postgres.h"
 
@@ -22,6 +23,7 @@
 
 typedef struct DqLookup
 {
+	MemoryContext context;		/* this and what hangs on it */
 	int			nshards;
 	DqKeys	   *keys;
 	int32	   *shard_no;
@@ -31,24 +33,33 @@ typedef struct DqLookup
 	int			scanning;		/* shard that is read for what the index does not know */
 	char	   *score;			/* how far */
 	bytea	   *member;
+	bool		resolved;		/* it is known, and committed, what it names: */
+	DqResolution resolution;
 } DqLookup;
 
-/* All shards of the queue; of a dropped one, the shard alone. */
+/*
+ * All shards of the queue; of a dropped one, the shard alone. And has it been
+ * resolved before?
+ */
 static DqLookup *
 describe(DqLink *link, DqShard *shard)
 {
 	DqLookup   *lookup;
 	DqQueue    *queue = NULL;
+	MemoryContext context;
 	MemoryContext old;
 	int			i;
 
 	dq_link_begin(link);
+	context = AllocSetContextCreate(shard->batch->context, "dq_bridge look-up",
+									ALLOCSET_SMALL_SIZES);
 	if (OidIsValid(shard->relid))
 		queue = dq_queue_get_noerror(shard->relid);
 	if (queue)
 		dq_shards_resolve(queue);
-	old = MemoryContextSwitchTo(shard->batch->context);
+	old = MemoryContextSwitchTo(context);
 	lookup = palloc0(sizeof(DqLookup));
+	lookup->context = context;
 	lookup->nshards = queue ? queue->nshards : 1;
 	lookup->keys = palloc(lookup->nshards * sizeof(DqKeys));
 	lookup->shard_no = palloc(lookup->nshards * sizeof(int32));
@@ -67,6 +78,7 @@ describe(DqLink *link, DqShard *shard)
 			lookup->shard_no[i] = shard->no;
 		}
 	}
+	lookup->resolved = dq_resolution_get(shard->batch->element, &lookup->resolution);
 	MemoryContextSwitchTo(old);
 	dq_link_end(link);
 	return lookup;
@@ -173,55 +185,134 @@ look_through(DqLink *link, DqShard *shard, DqLookup *lookup, const DqRow *elemen
 	return true;
 }
 
-static bytea *
-token_of(const DqRow *row)
-{
-	bytea	   *token = palloc(VARHDRSZ + 16);
+/* ---- the answer ---- */
 
-	/* its own seq tells which recorded removal a row has resolved */
-	SET_VARSIZE(token, VARHDRSZ + 16);
-	memcpy(VARDATA(token), "resolved", 8);
-	memcpy(VARDATA(token) + 8, &row->seq, 8);
-	return token;
+void
+dq_page_named(DqPage *page, const DqRow *element, const bytea *member, int64 due)
+{
+	if (element->op == DQ_OP_RESCHEDULE_ELEMENT)
+		dq_page_move(page, member, element->due, element->id);
+	else
+		dq_page_remove(page, member, due, NULL);
 }
 
 /*
- * The task lies in another shard, whose fence is another: a row for that shard
- * is committed first, then the element's row means nothing any more. The token
- * keeps a crash in between from resolving it twice. True: it is resolved.
+ * Commit what the element names. With several shards, whose fences are several, a
+ * row for the one where it lies says the same: should that one alone be replayed,
+ * its rows stand in the order in which they were resolved. A backend has only its
+ * own transaction and keeps the answer in memory; it comes here with queues of one
+ * shard.
  */
-static bool
-hand_over(DqLink *link, DqShard *shard, const DqRow *element, DqLookup *lookup, int best)
+static void
+commit_resolution(DqLink *link, DqShard *shard, DqLookup *lookup)
 {
-	bytea	   *token;
-	Snapshot	snapshot;
-	bool		done = false;
-	int			i;
+	const DqRow *element = shard->batch->element;
+	DqResolution *r = &lookup->resolution;
+
+	r->shard = shard->no;
+	if (lookup->best >= 0)
+	{
+		r->member = lookup->found[lookup->best].member;
+		r->due = lookup->found[lookup->best].due;
+		r->shard = lookup->shard_no[lookup->best];
+	}
+	lookup->resolved = true;
+	if (!link->own_xact)
+		return;
 
 	dq_link_begin(link);
-	token = token_of(element);
-	snapshot = RegisterSnapshot(GetLatestSnapshot());
-	for (i = 0; i < lookup->nshards && !done; i++)
-		done = dq_outbox_has_token(lookup->shard_no[i], element->xid, token, snapshot);
-	UnregisterSnapshot(snapshot);
-	if (!done && best >= 0 && lookup->shard_no[best] != shard->no)
+	dq_resolution_store(element, r, link->serverid);
+	if (r->member && lookup->nshards > 1)
 	{
 		DqRow		row;
 
 		memset(&row, 0, sizeof(row));
 		row.seq = dq_outbox_next(&row.id);
-		row.shard = lookup->shard_no[best];
-		row.op = DQ_OP_REMOVE;
-		row.due = lookup->found[best].due;
-		row.member = lookup->found[best].member;
-		row.token = token;
+		row.shard = r->shard;
+		row.op = DQ_OP_REMOVE_NAMED;
+		row.due = r->due;
+		row.member = r->member;
+		if (element->op == DQ_OP_RESCHEDULE_ELEMENT)
+		{
+			row.op = DQ_OP_MOVE_NAMED;
+			row.due = element->due;
+			row.id = element->id;
+		}
 		dq_outbox_insert(&row, link->serverid);
-		done = true;
 	}
 	DQ_POINT("resolve.record");
 	dq_link_end(link);
 	DQ_POINT("resolve.recorded");
-	return done;
+}
+
+static DqShard *
+shard_of(DqLink *link, int32 no)
+{
+	ListCell   *lc;
+
+	foreach(lc, link->shards)
+		if (((DqShard *) lfirst(lc))->no == no)
+			return lfirst(lc);
+	return NULL;
+}
+
+/*
+ * Do it in the other shard, now, by a page that leaves the fence where it is: the
+ * next element must not find the same task. Doing it twice changes nothing, so the
+ * row that comes there later does not either. false: try again.
+ */
+static bool
+apply_elsewhere(DqLink *link, DqShard *shard, const DqResolution *r)
+{
+	DqShard    *other = shard_of(link, r->shard);
+	DqApplyHeader header;
+	DqApplyResult result;
+	DqPage	   *page;
+	DqReply    *error;
+
+	if (other == NULL)
+		return true;			/* its row will do it, when the shard is back */
+	if ((other->state != DQ_SHARD_OPEN && other->state != DQ_SHARD_FROZEN) ||
+		other->broken || other->blocked_until > GetCurrentTimestamp())
+		return false;
+	dq_link_flush(link, dq_timeline(), dq_flush_point());
+	dq_shard_share_floor(other);
+
+	page = dq_page_create(link->round);
+	dq_page_named(page, shard->batch->element, r->member, r->due);
+	memset(&header, 0, sizeof(header));
+	header.session = other->session;
+	header.floor = other->floor;
+	header.source = link->source;
+	header.expect = other->position;
+	header.position = other->position;
+	header.writer = link->writer;
+	header.index = other->index;
+	DQ_POINT("resolve.send");
+	dq_op_apply_send(link->redis, &other->keys, page, &header);
+	DQ_POINT("resolve.sent");
+	dq_op_apply_result(link->redis, &result, &error);
+	if (error)
+	{
+		if (!dq_reply_is_noscript(error))
+			dq_shard_note_error(link, other,
+								pnstrdup(error->str, Min(error->len, DQ_ERROR_LEN - 1)),
+								dq_reply_is_transient(error));
+		return false;
+	}
+	if (!dq_shard_note_fence(link, other, &result.fence))
+	{
+		if (other->broken)
+			dq_shard_forget(other, DQ_SHARD_RESYNC);
+		return false;
+	}
+	if (shard->batch->element->op == DQ_OP_RESCHEDULE_ELEMENT)
+		other->stats.rescheduled += result.removed;
+	else
+		other->stats.removed += result.removed;
+	other->stats.pending += result.applied - result.removed;
+	other->publish = true;
+	return true;
 }
 
 /* One step; false: there is more to look at. */
@@ -231,38 +322,52 @@ resolve(DqLink *link, DqShard *shard)
 	DqBatch    *batch = shard->batch;
 	DqRow	   *element = batch->element;
 	DqLookup   *lookup;
-	MemoryContext old;
-	bool		through;
-	int			best;
+	DqResolution *r;
 
 	if (batch->lookup == NULL)
 		batch->lookup = describe(link, shard);
 	lookup = batch->lookup;
-	/* by hand a row for another shard could not be committed: a worker's job */
-	if (!link->own_xact && lookup->nshards > 1)
-		return true;
-	if (!lookup->looked && lookup->nshards > 1 && !others_are_past(link, shard, lookup))
+	r = &lookup->resolution;
+	/* a replayed one waits as well: what it names may be what another has moved */
+	if (lookup->nshards > 1 && !lookup->looked && !others_are_past(link, shard, lookup))
 		return true;			/* they go on meanwhile */
-
-	old = MemoryContextSwitchTo(batch->context);
-	if (!lookup->looked)
-		look_in_index(link, shard, lookup, element);
-	through = look_through(link, shard, lookup, element);
-	MemoryContextSwitchTo(old);
-	if (!through)
-		return false;
-
-	best = lookup->best;
-	DQ_POINT("resolve.looked");
-	batch->resolved = NULL;
-	if ((lookup->nshards == 1 || !hand_over(link, shard, element, lookup, best)) && best >= 0)
+	if (!lookup->resolved)
 	{
-		batch->resolved = lookup->found[best].member;
-		batch->resolved_due = lookup->found[best].due;
+		MemoryContext old;
+		bool		through;
+
+		/* by hand a row for another shard could not be committed: a worker's job */
+		if (!link->own_xact && lookup->nshards > 1)
+			return true;
+		old = MemoryContextSwitchTo(lookup->context);
+		if (!lookup->looked)
+			look_in_index(link, shard, lookup, element);
+		through = look_through(link, shard, lookup, element);
+		MemoryContextSwitchTo(old);
+		if (!through)
+			return false;
+		DQ_POINT("resolve.looked");
+		commit_resolution(link, shard, lookup);
+	}
+
+	if (r->member && r->shard != shard->no && !apply_elsewhere(link, shard, r))
+		return true;
+
+	if (batch->resolved)
+		pfree(batch->resolved);
+	batch->resolved = NULL;
+	if (r->member && r->shard == shard->no)
+	{
+		batch->resolved = MemoryContextAlloc(batch->context, VARSIZE_ANY(r->member));
+		memcpy(batch->resolved, r->member, VARSIZE_ANY(r->member));
+		batch->resolved_due = r->due;
 	}
 	batch->resolved_seq = element->seq;
-	batch->element = NULL;
+	MemoryContextDelete(lookup->context);
 	batch->lookup = NULL;
+	pfree(element->key);
+	pfree(element);
+	batch->element = NULL;
 	return true;
 }
 

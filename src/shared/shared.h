@@ -98,6 +98,7 @@ typedef struct DqShared
 								 * transaction ids may be given out again */
 	uint64		first_xid;		/* next transaction id at that time */
 	pg_atomic_uint64 rollbacks; /* of transactions that leave holds in Redis */
+	pg_atomic_uint64 calls;		/* of queues that are not transactional: their numbers */
 	DqWorkerSlot workers[DQ_MAX_WORKERS];
 	DqDatabase	databases[DQ_MAX_DATABASES];
 	uint64		last_poller;	/* number of the last that came */
@@ -243,6 +244,7 @@ typedef struct DqShardStats
 	char		owner_source[DQ_SOURCE_LEN + 1];
 	char		owner_host[64];
 	int64		lease_until;	/* ms since 1970, Redis clock; 0 unknown */
+	bool		owner_lives;	/* another place renews the lease of this source */
 } DqShardStats;
 
 /*

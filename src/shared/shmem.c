@@ -74,6 +74,7 @@ fill_shared(DqShared *s)
 	LWLockInitialize(&s->lock, s->tranche);
 	ConditionVariableInit(&s->progress);
 	pg_atomic_init_u64(&s->rollbacks, 0);
+	pg_atomic_init_u64(&s->calls, 0);
 	s->incarnation = (uint64) GetCurrentTimestamp();
 	s->first_xid = U64FromFullTransactionId(ReadNextFullTransactionId());
 	for (int i = 0; i < DQ_MAX_WORKERS; i++)

@@ -290,7 +290,9 @@ do_round(void)
 	else
 	{
 		in_round = false;
-		dq_extension_exit(extension);
+		/* the abort of a transaction has released it */
+		if (!dq_bridge_aborted(bridge))
+			dq_extension_exit(extension);
 		dq_failure_over(my_server_name);
 	}
 

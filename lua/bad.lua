@@ -1,0 +1,18 @@
+-- bad.lua: a page of the quarantine. Writes nothing.
+--
+-- ARGV 1 source, 2 cursor ('0' at first), 3 about how many (0: none, only count).
+-- Reply: common part, how many there are, next cursor ('0': that was all), then for each
+-- member and 'reason|score|ms when found' (behind that '|' and a number when several
+-- equal elements of the ready list share the entry).
+-- An entry that is there all the time is found at least once, not in order.
+-- Cost: ~1 us an entry.
+local source = ARGV[1]
+local wrong = types()
+if wrong then return wrong end
+local out = reply(OK, source, call('HLEN', BAD), '0')
+if ARGV[3] ~= '0' then
+  local scan = call('HSCAN', BAD, ARGV[2], 'COUNT', ARGV[3])
+  out[8] = scan[1]
+  for i = 1, #scan[2] do out[8 + i] = scan[2][i] end
+end
+return out
