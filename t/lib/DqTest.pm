@@ -165,13 +165,21 @@ sub try
 {
 	my ($self, $sql, %o) = @_;
 	my ($out, $err) = ('', '');
-	my $rc = $self->{node}->psql(
-		$o{db} || 'postgres', $sql,
-		stdout => \$out, stderr => \$err,
-		on_error_stop => 1,
-		timeout => $o{timeout} || 120 * ($ENV{DQ_SLOW} || 1),
-		extra_params => [ '-v', 'VERBOSITY=verbose', $o{user} ? ('-U', $o{user}) : () ]);
+	my $rc = eval {
+		$self->{node}->psql(
+			$o{db} || 'postgres', $sql,
+			stdout => \$out, stderr => \$err,
+			on_error_stop => 1,
+			timeout => $o{timeout} || 120 * ($ENV{DQ_SLOW} || 1),
+			extra_params => [ '-v', 'VERBOSITY=verbose', $o{user} ? ('-U', $o{user}) : () ]);
+	};
 
+	if (!defined $rc)
+	{
+		# no server: psql may have left before it was given its input
+		die $@ unless $@ =~ /Broken pipe/;
+		return (2, $out, $err);
+	}
 	return ($rc, $out, $err);
 }
 
