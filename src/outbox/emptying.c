@@ -132,7 +132,7 @@ add_row(DqEmptied *sum, const DqRow *row, bool keyed)
 		sum->tasks++;
 		sum->due = Max(sum->due, row->due);
 	}
-	if (row->op == DQ_OP_CONSUME)
+	if (row->op == DQ_OP_CONSUME || row->op == DQ_OP_DISCARD)
 		return;
 	/* which task went for a key or an element, and when that was due, it does not say */
 	if (keyed || row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_RESCHEDULE_ELEMENT ||
