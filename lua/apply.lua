@@ -11,6 +11,7 @@
 --   'm' member due place             move it, if nobody holds it; keeps payload and key
 --   'c' token n                      n elements taken from the ready list are consumed
 --   'x' key                          remove the task with this key
+--   'q' member                       drop it from the quarantine
 -- A call of a queue that is not transactional: 1 may be '' (any session), 4 '!' and
 --   the number of the asking process, 5 'life|number' of the call, 6 place, 7 '1':
 --   producer, 8 node, 9 unused.
@@ -50,10 +51,11 @@ else
 end
 
 -- arguments are counted before the first write
-local SHAPE = {o = 4, k = 5, s = 6, r = 4, m = 4, c = 3, x = 2}
-local at, stop = 12, #ARGV
+local SHAPE = {o = 4, k = 5, s = 6, r = 4, m = 4, c = 3, x = 2, q = 2}
+local at, stop, discards = 12, #ARGV, false
 for _ = 1, tonumber(ARGV[11]) do
   local n = SHAPE[ARGV[at] or '']
+  if ARGV[at] == 'q' then discards = true end
   if not n then return redis.error_reply('ERR dq_bridge: operation ' .. tostring(ARGV[at])) end
   at = at + n
 end
@@ -86,6 +88,7 @@ call('ZREM', TWINS, NOTHING)
 call('ZREM', HELD, NOTHING)
 call('HDEL', HOLD, NOTHING)
 call('HDEL', TAKEN, NOTHING)
+if discards then call('HDEL', BAD, NOTHING) end
 
 local added, removed, indexed = 0, 0, 0
 local zadd, hset, twins, dead = {}, {}, {}, {}
@@ -221,6 +224,8 @@ while at <= stop do
       local key = kind == 'n' and #id == 8 and call('HGET', INDEX, 'i' .. id)
       if kind then n, known = take_write(ARGV[at + 1]) end
       if n > 0 then offer(ARGV[at + 2], ARGV[at + 3], payload, key) end
+    elseif op == 'q' then
+      call('HDEL', BAD, ARGV[at + 1])
     elseif op == 'c' then
       call('HDEL', TAKEN, ARGV[at + 1])
       if call('HDEL', HOLD, ARGV[at + 1]) == 1 then

@@ -89,6 +89,27 @@ SELECT dq_sync('q');
 SELECT dq_transfer('q');
 SELECT member, due_at, found_at > now() - interval '1 min' FROM bad;
 
+-- DELETE discards, within the transaction
+SELECT try('INSERT INTO bad (member) VALUES (''x'')'), try('UPDATE bad SET reason = ''x''');
+BEGIN;
+DELETE FROM bad WHERE member = 'junk' RETURNING member, reason, shard;
+SELECT count(*) FROM bad;
+ROLLBACK;
+SELECT count(*) FROM bad;
+\! "$REDIS_CLI" -s "$DQ_REDIS_SOCKET" EVAL "for i = 1, 700 do redis.call('HSET', KEYS[1], 'm' .. i, 'x|' .. i .. '|1') end" 1 'dq:{contents:q#1}:bad' >/dev/null
+EXPLAIN (COSTS OFF) DELETE FROM bad WHERE due_at > '1970-01-01 00:00:00.5';
+WITH d AS (DELETE FROM bad WHERE due_at > '1970-01-01 00:00:00.5' RETURNING *) SELECT shard, count(*) FROM d GROUP BY 1 ORDER BY 1;
+SELECT count(*), max(due_at) FROM bad;
+SELECT dq_sync('q');
+SELECT count(*), max(due_at) FROM bad;
+\! "$REDIS_CLI" -s "$DQ_REDIS_SOCKET" HLEN 'dq:{contents:q#0}:bad'; "$REDIS_CLI" -s "$DQ_REDIS_SOCKET" HLEN 'dq:{contents:q#1}:bad'
+CREATE FOREIGN TABLE bad_only (reason text) SERVER contents OPTIONS (queue 'q', shards '2', contents 'quarantine');
+SELECT try('DELETE FROM bad_only');
+CREATE FOREIGN TABLE bad_other (member bytea) SERVER contents OPTIONS (queue 'other', contents 'quarantine');
+DELETE FROM bad_other;
+\! "$REDIS_CLI" -s "$DQ_REDIS_SOCKET" HSET 'dq:{contents:other}:bad' x 'r|1|1' >/dev/null
+SELECT try('DELETE FROM bad_other');
+
 -- payloads of all kinds of types, through their input functions
 CREATE TYPE mood AS ENUM ('sad', 'ok');
 CREATE DOMAIN small AS int CHECK (VALUE < 100);

@@ -15,6 +15,7 @@
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
+#include "utils/snapmgr.h"
 
 #include "fdw/pushdown.h"
 
@@ -44,6 +45,8 @@ typedef struct ShelfScan
 	bool		open;
 	DqKeys		keys;
 	HTAB	   *seen;			/* quarantine: of this shard; NULL: one page so far */
+	DqUnsent   *unsent;			/* ... and what has been discarded, or NULL */
+	Snapshot	snapshot;		/* of the outbox, registered, or NULL */
 	DqShelf		shelf;			/* the current page */
 	int			next;
 	MemoryContext page_context[2];	/* in turn: a page tells where the next begins */
@@ -105,6 +108,33 @@ read_page(ShelfScan *state, int limit)
 	reading->counts.round_trips++;
 	reading->counts.from_redis += state->shelf.nentries;
 	reading->counts.bytes += state->shelf.bytes;
+}
+
+/* What is to be discarded of a shard, and is not yet: as in stream.c. */
+static void
+look_at_outbox(ShelfScan *state)
+{
+	DqReading  *reading = &state->reading;
+	int32		no = reading->shard_no[state->shard];
+	MemoryContext old;
+
+	if (state->contents != DQ_CONTENTS_QUARANTINE || reading->source[0] == '\0' || no == 0)
+		return;
+	old = MemoryContextSwitchTo(reading->context);
+	state->snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	state->unsent = dq_unsent_begin(no, &state->shelf.fence, state->snapshot);
+	MemoryContextSwitchTo(old);
+}
+
+static void
+forget_outbox(ShelfScan *state)
+{
+	if (state->unsent)
+		dq_unsent_end(state->unsent);
+	state->unsent = NULL;
+	if (state->snapshot)
+		UnregisterSnapshot(state->snapshot);
+	state->snapshot = NULL;
 }
 
 static void
@@ -216,6 +246,7 @@ dq_shelf_iterate(ForeignScanState *node)
 		{
 			open_shard(state);
 			read_page(state, PAGE_ENTRIES);
+			look_at_outbox(state);
 			state->open = true;
 		}
 		for (;;)
@@ -225,7 +256,8 @@ dq_shelf_iterate(ForeignScanState *node)
 			{
 				const DqShelved *entry = &state->shelf.entries[state->next++];
 
-				if (is_seen(state, entry))
+				if (is_seen(state, entry) ||
+					(state->unsent && dq_unsent_discards(state->unsent, entry->data, entry->len)))
 					continue;
 				dq_columns_store_shelved(state->columns, slot, state->shard, entry);
 				return ExecStoreVirtualTuple(slot);
@@ -234,6 +266,7 @@ dq_shelf_iterate(ForeignScanState *node)
 				break;
 			read_page(state, PAGE_ENTRIES);
 		}
+		forget_outbox(state);
 	}
 	state->done = true;
 	return slot;
@@ -242,12 +275,18 @@ dq_shelf_iterate(ForeignScanState *node)
 void
 dq_shelf_rescan(ForeignScanState *node)
 {
-	((ShelfScan *) node->fdw_state)->begun = false;
+	ShelfScan  *state = node->fdw_state;
+
+	forget_outbox(state);
+	state->begun = false;
 }
 
 void
 dq_shelf_end(ForeignScanState *node)
 {
-	MemoryContextDelete(((ShelfScan *) node->fdw_state)->reading.context);
+	ShelfScan  *state = node->fdw_state;
+
+	forget_outbox(state);
+	MemoryContextDelete(state->reading.context);
 	node->fdw_state = NULL;
 }

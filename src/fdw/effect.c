@@ -281,3 +281,27 @@ dq_unsent_hides(DqUnsent *unsent, const DqTask *task)
 	}
 	return false;
 }
+
+/* ---- the quarantine ---------------------------------------------------------------- */
+
+void
+dq_unsent_note_discard(DqUnsent *unsent, const bytea *member)
+{
+	MemoryContext old = MemoryContextSwitchTo(unsent->context);
+	Bytes		bytes = dq_unsent_copy(member);
+
+	if (unsent->discarded == NULL)
+		unsent->discarded = bytes_table(unsent, "dq_bridge unsent discards",
+										sizeof(MemberEntry));
+	(void) hash_search(unsent->discarded, &bytes, HASH_ENTER, NULL);
+	MemoryContextSwitchTo(old);
+}
+
+bool
+dq_unsent_discards(const DqUnsent *unsent, const char *data, Size len)
+{
+	Bytes		bytes = {data, len};
+
+	return unsent->discarded &&
+		hash_search(unsent->discarded, &bytes, HASH_FIND, NULL) != NULL;
+}

@@ -108,6 +108,9 @@ extern bool dq_unsent_hides(DqUnsent *unsent, const DqTask *task);
 extern bool dq_unsent_wants_keys(const DqUnsent *unsent);
 extern bool dq_unsent_wants_members(const DqUnsent *unsent);
 
+/* Has something quarantined been discarded? */
+extern bool dq_unsent_discards(const DqUnsent *unsent, const char *data, Size len);
+
 /*
  * Removals that were recorded without an answer mean the earliest task that fits:
  * while there are some, all tasks of the shard are shown to them, with keys, the

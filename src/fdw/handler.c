@@ -5,9 +5,11 @@
 #include "postgres.h"
 
 #include "access/reloptions.h"
+#include "parser/parsetree.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
 
+#include "fdw/discard.h"
 #include "fdw/modify.h"
 #include "fdw/pushdown.h"
 #include "queue/options.h"
@@ -31,6 +33,68 @@ get_row_mark_type(RangeTblEntry *rte, LockClauseStrength strength)
 	return ROW_MARK_COPY;
 }
 
+/* ---- writing: rows of the quarantine are deleted in a way of their own ------------- */
+
+static int
+is_updatable(Relation rel)
+{
+	switch (dq_table_get(RelationGetRelid(rel))->contents)
+	{
+		case DQ_CONTENTS_PENDING:
+			return dq_is_updatable(rel);
+		case DQ_CONTENTS_QUARANTINE:
+			return 1 << CMD_DELETE;
+		default:
+			return 0;
+	}
+}
+
+static void
+add_update_targets(PlannerInfo *root, Index rtindex, RangeTblEntry *rte, Relation rel)
+{
+	if (dq_shows_quarantine(RelationGetRelid(rel)))
+		dq_discard_targets(root, rtindex, rel);
+	else
+		dq_add_update_targets(root, rtindex, rte, rel);
+}
+
+static List *
+plan_modify(PlannerInfo *root, ModifyTable *plan, Index relation, int subplan)
+{
+	Oid			relid = planner_rt_fetch(relation, root)->relid;
+
+	if (!dq_shows_quarantine(relid))
+		return dq_plan_modify(root, plan, relation, subplan);
+	dq_discard_plan(root, plan, relid);
+	return NIL;
+}
+
+static void
+begin_modify(ModifyTableState *mtstate, ResultRelInfo *rinfo, List *private, int subplan,
+			 int eflags)
+{
+	if (dq_shows_quarantine(RelationGetRelid(rinfo->ri_RelationDesc)))
+		dq_discard_begin(mtstate, rinfo, eflags);
+	else
+		dq_begin_modify(mtstate, rinfo, private, subplan, eflags);
+}
+
+static TupleTableSlot *
+exec_delete(EState *estate, ResultRelInfo *rinfo, TupleTableSlot *slot, TupleTableSlot *plan)
+{
+	if (dq_shows_quarantine(RelationGetRelid(rinfo->ri_RelationDesc)))
+		return dq_discard_row(rinfo, slot, plan);
+	return dq_delete(estate, rinfo, slot, plan);
+}
+
+static void
+end_modify(EState *estate, ResultRelInfo *rinfo)
+{
+	/* what discard.c has goes with the query's memory */
+	if (!dq_shows_quarantine(RelationGetRelid(rinfo->ri_RelationDesc)))
+		dq_end_modify(estate, rinfo);
+}
+
 Datum
 dq_fdw_handler(PG_FUNCTION_ARGS)
 {
@@ -51,16 +115,16 @@ dq_fdw_handler(PG_FUNCTION_ARGS)
 	routine->EndForeignScan = dq_scan_end;
 
 	/* writing: modify.h */
-	routine->IsForeignRelUpdatable = dq_is_updatable;
-	routine->PlanForeignModify = dq_plan_modify;
-	routine->AddForeignUpdateTargets = dq_add_update_targets;
-	routine->BeginForeignModify = dq_begin_modify;
-	routine->ExecForeignDelete = dq_delete;
+	routine->IsForeignRelUpdatable = is_updatable;
+	routine->PlanForeignModify = plan_modify;
+	routine->AddForeignUpdateTargets = add_update_targets;
+	routine->BeginForeignModify = begin_modify;
+	routine->ExecForeignDelete = exec_delete;
 	routine->ExecForeignUpdate = dq_update;
 	routine->ExecForeignInsert = dq_insert;
 	routine->ExecForeignBatchInsert = dq_insert_batch;
 	routine->GetForeignModifyBatchSize = dq_batch_size;
-	routine->EndForeignModify = dq_end_modify;
+	routine->EndForeignModify = end_modify;
 	routine->BeginForeignInsert = dq_begin_insert;
 	routine->EndForeignInsert = dq_end_modify;
 

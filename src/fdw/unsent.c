@@ -137,6 +137,11 @@ note_row(DqUnsent *unsent, const DqRow *row, const DqSnapshot *cur)
 		offer->tid = row->tid;
 		offer->table = row->table;
 	}
+	if (row->op == DQ_OP_DISCARD)
+	{
+		dq_unsent_note_discard(unsent, row->member);
+		return;
+	}
 	/* a deferred reschedule leaves the task pending, a poll takes none */
 	if (row->op == DQ_OP_RESCHEDULE_ELEMENT || row->op == DQ_OP_MOVE_NAMED ||
 		row->op == DQ_OP_CONSUME)
@@ -307,7 +312,7 @@ dq_unsent_begin(int32 shard, const DqReadFence *fence, Snapshot snapshot)
 bool
 dq_unsent_is_empty(const DqUnsent *unsent)
 {
-	return unsent->noffers == 0 && unsent->nops == 0;
+	return unsent->noffers == 0 && unsent->nops == 0 && unsent->discarded == NULL;
 }
 
 bool

@@ -101,6 +101,7 @@ struct DqUnsent
 	HTAB	   *keys;			/* of KeyEntry; NULL: none */
 	HTAB	   *members;		/* of MemberEntry; NULL: none */
 	List	   *elements;		/* of Element */
+	HTAB	   *discarded;		/* of MemberEntry: of the quarantine; NULL: none */
 };
 
 /* ---- unsent.c ---------------------------------------------------------------- */
@@ -114,6 +115,7 @@ extern Xact *dq_unsent_xact(DqUnsent *unsent, uint64 xid);
 
 /* Go through the sorted operations once: who is dead, which keys are held. */
 extern void dq_unsent_effect(DqUnsent *unsent);
+extern void dq_unsent_note_discard(DqUnsent *unsent, const bytea *member);
 /* Which offer holds the key? */
 extern bool dq_unsent_holder(DqUnsent *unsent, const char *key, Size len, uint64 *id);
 

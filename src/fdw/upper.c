@@ -143,7 +143,9 @@ dq_get_upper_paths(PlannerInfo *root, UpperRelationKind stage, RelOptInfo *input
 	List	   *private;
 	ListCell   *lc;
 
+	/* of the quarantine some may be discarded, and not be gone yet */
 	if (stage != UPPERREL_GROUP_AGG || queue == NULL ||
+		queue->contents == DQ_CONTENTS_QUARANTINE ||
 		input->reloptkind != RELOPT_BASEREL || !parse->hasAggs ||
 		parse->groupClause != NIL || parse->groupingSets != NIL ||
 		parse->havingQual != NULL || root->hasHavingQual || parse->hasTargetSRFs ||

@@ -87,6 +87,7 @@ add_row(DqConcerns *c, const DqRow *row)
 				add(c, 'k', row->key);
 			break;
 		case DQ_OP_CONSUME:
+		case DQ_OP_DISCARD:
 			break;
 		default:
 			if (row->member)

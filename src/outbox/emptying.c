@@ -180,7 +180,7 @@ add_row(ShardRows *rows, const DqRow *row, bool keyed)
 		sum->tasks++;
 		sum->due = Max(sum->due, row->due);
 	}
-	if (row->op == DQ_OP_CONSUME)
+	if (row->op == DQ_OP_CONSUME || row->op == DQ_OP_DISCARD)
 		return;
 	if (keyed || !dq_row_offers(row))
 	{

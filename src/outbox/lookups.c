@@ -33,6 +33,7 @@ row_concerns(const DqRow *row, const bytea *element, bool has_id, int64 due, uin
 		case DQ_OP_REMOVE:
 			return is_same(row->member, member);
 		case DQ_OP_CONSUME:
+		case DQ_OP_DISCARD:
 			return false;
 		default:
 			return true;		/* recorded without an answer: may mean anything */

@@ -124,6 +124,7 @@ extern HeapTuple dq_store_find(Relation rel, Snapshot snapshot, Oid serverid,
 /* what an element of another shard named here: written by the relay */
 #define DQ_OP_REMOVE_NAMED 'd'	/* exact member */
 #define DQ_OP_MOVE_NAMED 'g'	/* member, to due and id */
+#define DQ_OP_DISCARD 'q'		/* member of the quarantine */
 #define DQ_OP_RESOLUTION 'm'	/* never relayed, see resolutions.c */
 
 #define DQ_NUM_OUTBOX 3

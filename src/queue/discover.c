@@ -60,6 +60,22 @@ name_cmp(const ListCell *a, const ListCell *b)
 	return strcmp(lfirst(a), lfirst(b));
 }
 
+/* Is it the pending set of a shard, and no key of a stranger? (SCAN itself tells types
+ * apart from Redis 6 on only) */
+static bool
+is_pending_set(DqRedis *redis, const char *name)
+{
+	DqKeys		keys;
+	DqArg		args[2];
+	DqReply    *reply;
+
+	dq_keys_make(&keys, name);
+	args[0] = DQ_ARG("TYPE");
+	args[1] = keys.key[DQ_KEY_PENDING];
+	reply = dq_redis_call(redis, lengthof(args), args);
+	return reply->type == DQ_REPLY_STRING && strcmp(reply->str, "zset") == 0;
+}
+
 /* Names of shards whose pending sets are not empty, sorted, each once. */
 static List *
 find_names(DqRedis *redis, const char *prefix)
@@ -77,7 +93,7 @@ find_names(DqRedis *redis, const char *prefix)
 	appendStringInfoChar(&pattern, '*');
 	do
 	{
-		DqArg		args[8];
+		DqArg		args[6];
 		DqReply    *reply;
 
 		CHECK_FOR_INTERRUPTS();
@@ -87,8 +103,6 @@ find_names(DqRedis *redis, const char *prefix)
 		args[3] = DQ_ARG_LEN(pattern.data, pattern.len);
 		args[4] = DQ_ARG("COUNT");
 		args[5] = DQ_ARG(SCAN_COUNT);
-		args[6] = DQ_ARG("TYPE");
-		args[7] = DQ_ARG("zset");
 		MemoryContextReset(page);
 		MemoryContextSwitchTo(page);
 		reply = dq_redis_call(redis, lengthof(args), args);
@@ -116,6 +130,11 @@ find_names(DqRedis *redis, const char *prefix)
 	for (int i = list_length(names) - 1; i > 0; i--)
 	{
 		if (strcmp(list_nth(names, i), list_nth(names, i - 1)) == 0)
+			names = list_delete_nth_cell(names, i);
+	}
+	for (int i = list_length(names) - 1; i >= 0; i--)
+	{
+		if (!is_pending_set(redis, list_nth(names, i)))
 			names = list_delete_nth_cell(names, i);
 	}
 	return names;

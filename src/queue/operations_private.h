@@ -20,6 +20,8 @@ extern int64 dq_part_score(const DqReply *reply, int i);
 /* 08P01 unless it is an array of at least so many. */
 extern void dq_reply_check(const DqReply *reply, int atleast, DqScriptId script);
 extern void dq_fence_read(const DqReply *reply, DqFence *fence);
+/* ... and the snapshots behind it (prev, cur, old) */
+extern void dq_read_fence_read(const DqReply *reply, DqReadFence *fence);
 
 extern void dq_script_send(DqRedis *redis, DqScriptId script, const DqKeys *keys,
 						   int nargs, const DqArg *args);

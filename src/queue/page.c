@@ -181,3 +181,11 @@ dq_page_remove_key(DqPage *page, const bytea *key)
 	page_add(page, VARDATA_ANY(key), VARSIZE_ANY_EXHDR(key), true);
 	page->nops++;
 }
+
+void
+dq_page_discard(DqPage *page, const bytea *member)
+{
+	page_add(page, "q", 1, false);
+	page_add(page, VARDATA_ANY(member), VARSIZE_ANY_EXHDR(member), true);
+	page->nops++;
+}

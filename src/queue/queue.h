@@ -299,6 +299,8 @@ extern void dq_page_remove(DqPage *page, const bytea *member, int64 due, const b
 extern void dq_page_move(DqPage *page, const bytea *member, int64 due, uint64 id);
 /* the n elements taken from the ready list under this token are consumed */
 extern void dq_page_consume(DqPage *page, const bytea *token, int64 n);
+/* something quarantined */
+extern void dq_page_discard(DqPage *page, const bytea *member);
 /* the task with this key, whichever it is then */
 extern void dq_page_remove_key(DqPage *page, const bytea *key);
 
@@ -663,7 +665,9 @@ typedef struct DqShelved
 
 typedef struct DqShelf
 {
-	DqFence		fence;
+	DqReadFence fence;			/* of the quarantine only, and the next two */
+	char	   *owner_source;
+	char	   *owner_place;
 	int64		total;			/* what there is, when the page was read */
 	DqShelved  *entries;
 	int			nentries;

@@ -134,8 +134,8 @@ reply_bytes(const DqReply *reply)
 	return bytes;
 }
 
-static void
-read_fence_record(const DqReply *reply, DqReadFence *fence)
+void
+dq_read_fence_read(const DqReply *reply, DqReadFence *fence)
 {
 	dq_fence_read(reply, &fence->fence);
 	fence->prev = dq_part_text(reply, FENCE_ELEMENTS);
@@ -241,7 +241,7 @@ read_range(const DqReply *reply, const DqRangeArgs *args, DqRange *range)
 
 	check_tasks(reply, RANGE_ELEMENTS, width, DQ_SCRIPT_RANGE);
 	memset(range, 0, sizeof(*range));
-	read_fence_record(reply, &range->fence);
+	dq_read_fence_read(reply, &range->fence);
 	range->bytes = reply_bytes(reply);
 	range->ntasks = (reply->nelements - RANGE_ELEMENTS) / width;
 	range->tasks = palloc(Max(range->ntasks, 1) * sizeof(DqTask));
@@ -369,7 +369,7 @@ dq_op_lookup(DqRedis *redis, const char *queue, const DqKeys *keys, const char *
 	reply = dq_script_call(redis, queue, DQ_SCRIPT_LOOKUP, keys, LOOKUP_ARGS + 2 * n, a,
 						   LOOKUP_ELEMENTS);
 	memset(hits, 0, sizeof(*hits));
-	read_fence_record(reply, &hits->fence);
+	dq_read_fence_read(reply, &hits->fence);
 	hits->done = (int) dq_part_int(reply, FENCE_ELEMENTS + 3);
 	if (hits->done < 1 || hits->done > n)
 		hits->done = n;
@@ -402,7 +402,7 @@ dq_op_count(DqRedis *redis, const char *queue, const DqKeys *keys, const char *s
 	range_args(a + 1, ranges, nranges);
 	reply = dq_script_call(redis, queue, DQ_SCRIPT_COUNT, keys, 1 + 2 * nranges, a,
 						   COUNT_ELEMENTS);
-	read_fence_record(reply, &count->fence);
+	dq_read_fence_read(reply, &count->fence);
 	count->tasks = dq_part_int(reply, FENCE_ELEMENTS + 3);
 	count->first = dq_part_score(reply, FENCE_ELEMENTS + 4);
 	count->last = dq_part_score(reply, FENCE_ELEMENTS + 5);

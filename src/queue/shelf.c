@@ -7,31 +7,31 @@
 
 #include "queue/operations_private.h"
 
-#define SHELF_ELEMENTS (FENCE_ELEMENTS + 2)
+#define READY_ELEMENTS (FENCE_ELEMENTS + 2)
+#define BAD_ELEMENTS (FENCE_ELEMENTS + 7)
 /* so many elements tell where a page ended, or fewer when they are long */
 #define LAST_ELEMENTS	8
 #define LAST_BYTES		4096
 
+/* first: element of the reply where entries begin, behind how many there are and a place */
 static DqReply *
 call_shelf(DqRedis *redis, const char *queue, DqScriptId script, const DqKeys *keys,
-		   int nargs, const DqArg *args, DqShelf *shelf)
+		   int nargs, const DqArg *args, int first, DqShelf *shelf)
 {
-	DqReply    *reply = dq_script_call(redis, queue, script, keys, nargs, args,
-									   SHELF_ELEMENTS);
+	DqReply    *reply = dq_script_call(redis, queue, script, keys, nargs, args, first);
 
 	memset(shelf, 0, sizeof(*shelf));
-	dq_fence_read(reply, &shelf->fence);
-	shelf->total = dq_part_int(reply, FENCE_ELEMENTS);
+	shelf->total = dq_part_int(reply, first - 2);
 	for (int i = 0; i < reply->nelements; i++)
 	{
 		shelf->bytes += reply->elements[i].len + 6;
-		if (i >= SHELF_ELEMENTS && reply->elements[i].type != DQ_REPLY_STRING)
+		if (i >= first && reply->elements[i].type != DQ_REPLY_STRING)
 			ereport(ERROR,
 					(errcode(ERRCODE_PROTOCOL_VIOLATION),
 					 errmsg("unexpected reply of script \"%s\"", dq_script_name(script)),
 					 errhint("A script in dq_bridge.script_dir may be of another version.")));
 	}
-	shelf->entries = palloc0(Max(reply->nelements - SHELF_ELEMENTS, 1) * sizeof(DqShelved));
+	shelf->entries = palloc0(Max(reply->nelements - first, 1) * sizeof(DqShelved));
 	return reply;
 }
 
@@ -51,9 +51,10 @@ dq_op_ready(DqRedis *redis, const char *queue, const DqKeys *keys, const char *s
 	a[3] = DQ_ARG(psprintf("%zu", max_bytes));
 	for (int i = 0; i < from->nlast; i++)
 		a[4 + i] = from->last[i];
-	reply = call_shelf(redis, queue, DQ_SCRIPT_READY, keys, nargs, a, shelf);
+	reply = call_shelf(redis, queue, DQ_SCRIPT_READY, keys, nargs, a, READY_ELEMENTS,
+					   shelf);
 	at = dq_part_int(reply, FENCE_ELEMENTS + 1);
-	for (int i = SHELF_ELEMENTS; i < reply->nelements; i++)
+	for (int i = READY_ELEMENTS; i < reply->nelements; i++)
 	{
 		DqShelved  *entry = &shelf->entries[shelf->nentries];
 
@@ -107,10 +108,14 @@ dq_op_bad(DqRedis *redis, const char *queue, const DqKeys *keys, const char *sou
 	a[0] = DQ_ARG(source);
 	a[1] = DQ_ARG(from->cursor ? from->cursor : "0");
 	a[2] = DQ_ARG(psprintf("%d", limit));
-	reply = call_shelf(redis, queue, DQ_SCRIPT_BAD, keys, lengthof(a), a, shelf);
-	shelf->next.cursor = dq_part_text(reply, FENCE_ELEMENTS + 1);
+	reply = call_shelf(redis, queue, DQ_SCRIPT_BAD, keys, lengthof(a), a, BAD_ELEMENTS,
+					   shelf);
+	dq_read_fence_read(reply, &shelf->fence);
+	shelf->owner_source = dq_part_text(reply, FENCE_ELEMENTS + 3);
+	shelf->owner_place = dq_part_text(reply, FENCE_ELEMENTS + 4);
+	shelf->next.cursor = dq_part_text(reply, FENCE_ELEMENTS + 6);
 	shelf->end = strcmp(shelf->next.cursor, "0") == 0;
-	for (int i = SHELF_ELEMENTS; i + 1 < reply->nelements; i += 2)
+	for (int i = BAD_ELEMENTS; i + 1 < reply->nelements; i += 2)
 	{
 		DqShelved  *entry = &shelf->entries[shelf->nentries++];
 

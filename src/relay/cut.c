@@ -20,11 +20,11 @@ is_bad(DqBatch *batch, const DqRow *row)
 {
 	const char *what = NULL;
 
-	if (strchr("osrcefxdg", row->op) == NULL || row->op == '\0')
+	if (strchr("osrcefxdgq", row->op) == NULL || row->op == '\0')
 		what = "has unknown operation";
 	else if ((dq_row_offers(row) && row->payload == NULL) ||
 			 (strchr("efx", row->op) && row->key == NULL) ||
-			 (strchr("dg", row->op) && row->member == NULL))
+			 (strchr("dgq", row->op) && row->member == NULL))
 		what = "lacks a value of operation";
 	if (batch->bad)
 		pfree(batch->bad);
@@ -92,6 +92,9 @@ add_row(DqBatch *batch, DqCut *cut, const DqRow *row)
 			break;
 		case DQ_OP_MOVE_NAMED:
 			dq_page_move(cut->page, row->member, row->due, row->id);
+			break;
+		case DQ_OP_DISCARD:
+			dq_page_discard(cut->page, row->member);
 			break;
 		case DQ_OP_REMOVE_KEY:
 			dq_page_remove_key(cut->page, row->key);
