@@ -175,9 +175,10 @@ add_row(ShardRows *rows, const DqRow *row, bool keyed)
 	DqEmptied  *sum = &rows->sum;
 
 	sum->newest = Max(sum->newest, row->at);
-	if (dq_row_offers(row) || row->op == DQ_OP_RESCHEDULE_ELEMENT)
+	if (dq_row_offers(row) || row->op == DQ_OP_RESCHEDULE_ELEMENT ||
+		row->op == DQ_OP_MOVE_NAMED)
 	{
-		sum->tasks++;
+		sum->tasks += row->op != DQ_OP_MOVE_NAMED;	/* its element counts */
 		sum->due = Max(sum->due, row->due);
 	}
 	if (row->op == DQ_OP_CONSUME || row->op == DQ_OP_DISCARD)
@@ -187,9 +188,9 @@ add_row(ShardRows *rows, const DqRow *row, bool keyed)
 		sum->last_seq = Max(sum->last_seq, row->seq);
 		note_xid(rows, row->xid);
 	}
-	/* which task went for a key or an element, and when that was due, it does not say */
-	if (keyed || row->op == DQ_OP_REMOVE_ELEMENT || row->op == DQ_OP_RESCHEDULE_ELEMENT ||
-		row->op == DQ_OP_REMOVE_KEY || row->op == DQ_OP_MOVE_NAMED)
+	/* which tasks went by it otherwise, and when they were due, a row does not say */
+	if (keyed || !(dq_row_offers(row) || row->op == DQ_OP_REMOVE ||
+				   row->op == DQ_OP_REMOVE_NAMED || row->op == DQ_OP_RESOLUTION))
 		sum->any_due = PG_INT64_MAX;
 	else
 		sum->any_due = Max(sum->any_due, row->due);
