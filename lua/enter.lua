@@ -4,7 +4,8 @@
 --
 -- ARGV 1 source, 2 new session, 3 place, 4 host, 5 database, 6 lease (ms),
 --   7 node, 8 '1': producer, 9 version that status showed, 10 '1': adopt, 11 '1':
---   by force, 12 '1': of a producer: operations of its own are missing here.
+--   by force, 12 '1': of a producer: operations of its own are missing here, 13
+--   writer stamp: the fence is in the past of this life ('': it has no name).
 -- Reply: common part, whom it belongs to.
 -- Safe twice: the second one only opens the same session again.
 local source = ARGV[1]
@@ -39,5 +40,11 @@ else
   if ARGV[12] == '1' then call('HDEL', FENCE, 'open') end
 end
 call('HSET', FENCE, 'node:' .. ARGV[7], source)
+if ARGV[13] ~= '' then
+  -- transaction and instant of the last row stay, within one timeline
+  local tli, row = string.match(call('HGET', FENCE, 'who:' .. source) or '', '^(%d+ )%S+ %S+ %S+( .*)$')
+  if tli ~= string.match(ARGV[13], '^%d+ ') then row = nil end
+  call('HSET', FENCE, 'who:' .. source, ARGV[13] .. (row or ''))
+end
 call('HINCRBY', FENCE, 'ver:' .. source, 1)
 return reply(OK, source, '')

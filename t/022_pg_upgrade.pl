@@ -20,6 +20,8 @@ $old->sql("SELECT dq_offer('q', 'pending', '1 hour', 'k')");
 $old->sql("SELECT dq_pause('paused')");
 $old->sync;
 my $source = $old->sql("SELECT source FROM dq_source");
+isnt((split / /, $r->cmd('HGET', 'dq:{q}:fence', "who:$source") || '')[3] || '-', '-',
+	'the fence names the life that wrote it, though no worker may have come yet');
 
 # committed, not yet sent
 $r->stop;

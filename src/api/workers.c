@@ -315,7 +315,7 @@ hint_at_commit(XactEvent event, void *arg)
 }
 
 /*
- * The last statement of CREATE EXTENSION. A running launcher serves the database
+ * The last statement of CREATE EXTENSION. The server's life gets its name. A running launcher serves the database
  * from the commit on; otherwise say how to start workers.
  */
 Datum
@@ -331,6 +331,8 @@ dq_created(PG_FUNCTION_ARGS)
 	if (IsBinaryUpgrade)
 		PG_RETURN_VOID();
 
+	/* so that pages sent by hand before a worker comes are known again as well */
+	(void) dq_lives_look(true);
 	dq_poke_at_commit();
 	if (!dq_is_preloaded())
 	{

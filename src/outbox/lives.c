@@ -4,7 +4,8 @@
  *	  copied data directory shares its original's past and nothing else, so what
  *	  the original writes into a fence after the copy was made belongs to a life that
  *	  had ended here, or to one that is not known here (G12, PO 5). Within a timeline
- *	  this is what timelines are among each other. Called by the relay.
+ *	  this is what timelines are among each other. Called by the relay,
+ *	  and by CREATE EXTENSION.
  *
  *	  Positions alone do not tell: a copy that has written enough is ahead of what
  *	  its original wrote. Nor do ids that change with the marks: a fence written
@@ -154,6 +155,13 @@ dq_lives_look(bool make)
 	return made;
 }
 
+bool
+dq_life_is_known(void)
+{
+	return present != NULL;
+}
+
+/* Name of the present life; "-": it has none. */
 const char *
 dq_life(void)
 {

@@ -74,6 +74,7 @@ extern bool dq_flush_to(XLogRecPtr point);
 #define DQ_LIFE_LEN 16			/* hex digits */
 
 extern bool dq_lives_look(bool make);
+extern bool dq_life_is_known(void);
 extern const char *dq_life(void);	/* "-": has no name yet */
 extern int	dq_life_holds(const char *id, XLogRecPtr lsn);
 

@@ -582,7 +582,7 @@ dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 void
 dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args)
 {
-	DqArg		a[12];
+	DqArg		a[13];
 	char		lease[24],
 				node[24],
 				version[24];
@@ -599,6 +599,7 @@ dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args)
 	a[9] = DQ_ARG(args->adopt ? "1" : "0");
 	a[10] = DQ_ARG(args->force ? "1" : "0");
 	a[11] = DQ_ARG(args->freeze ? "1" : "0");
+	a[12] = DQ_ARG(args->writer ? args->writer : "");
 	dq_script_send(redis, DQ_SCRIPT_ENTER, keys, lengthof(a), a);
 }
 

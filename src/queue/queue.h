@@ -712,6 +712,7 @@ typedef struct DqEnterArgs
 	bool		adopt;			/* take it from another owner whose lease is over */
 	bool		force;			/* ... or not over */
 	bool		freeze;			/* a producer's operations are missing there */
+	const char *writer;			/* stamp: the fence is in our past; NULL: not said */
 } DqEnterArgs;
 extern void dq_op_enter_send(DqRedis *redis, const DqKeys *keys, const DqEnterArgs *args);
 /* On DQ_OWNER and DQ_NODE *blame is the other source and its host */

@@ -390,18 +390,21 @@ judge(DqLink *link, DqShard *shard, const DqFence *fence, const DqFenceRecord *r
 /*
  * What was known of deliveries. It has to be durable before anything is built on
  * it: a mark that a crash takes back would be an older one than what was relayed
- * goes with (W7).
+ * goes with (W7). Returns up to where it is flushed.
  */
-static void
+static XLogRecPtr
 load_marks(List *shards)
 {
 	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	XLogRecPtr	point;
 	ListCell   *lc;
 
 	foreach(lc, shards)
 		dq_mark_load(lfirst(lc), snapshot);
 	UnregisterSnapshot(snapshot);
-	XLogFlush(dq_flush_point());
+	point = dq_flush_point();
+	XLogFlush(point);
+	return point;
 }
 
 /*
@@ -419,6 +422,7 @@ dq_shards_enter(DqLink *link)
 	List	   *entering = NIL;
 	MemoryContext old = MemoryContextSwitchTo(link->round);
 	const char *database = NULL;
+	const char *writer = NULL;
 	DqStatusArgs look = {.source = link->source};
 	ListCell   *lc;
 
@@ -463,6 +467,7 @@ dq_shards_enter(DqLink *link)
 
 	if (judged != NIL)
 	{
+		XLogRecPtr	point;
 		ListCell   *f,
 				   *r;
 
@@ -470,7 +475,14 @@ dq_shards_enter(DqLink *link)
 		dq_link_begin(link);
 		MemoryContextSwitchTo(link->round);
 		database = get_database_name(MyDatabaseId);
-		load_marks(judged);
+		point = load_marks(judged);
+		/*
+		 * The last page may have been sent without a life's name, or by an earlier
+		 * life. From here on the fence is in the past of this one, so that it is
+		 * known again when the server is moved.
+		 */
+		if (dq_life_is_known())
+			writer = dq_writer_stamp(dq_timeline(), point);
 		forthree(lc, judged, f, fences, r, records)
 		{
 			DqShard    *shard = lfirst(lc);
@@ -506,6 +518,7 @@ dq_shards_enter(DqLink *link)
 		args.producer = shard->producer;
 		args.expect_version = shard->floor;
 		args.freeze = shard->producer && dq_heal_is_behind(shard);
+		args.writer = writer;
 		DQ_POINT("enter.send");
 		dq_op_enter_send(link->redis, &shard->keys, &args);
 	}
