@@ -26,6 +26,7 @@ my $proxy = DqTest::Proxy->new($r);
 $t->extend('postgres', options => "host '127.0.0.1', port '" . $proxy->port . "', command_timeout '3s'");
 $t->queue('q');
 $t->queue('q4', "shards '4'");
+$t->queue('q0', "transactional 'off'");
 $t->sql(<<'SQL');
 CREATE TABLE offered (no serial, queue text, payload text, key text);
 CREATE TABLE removed (payload text, said boolean);
@@ -108,16 +109,29 @@ sub alive
 	return poll_until(sub { my ($rc) = $t->try('SELECT 1'); $rc == 0 });
 }
 
+# What consumers had taken when Redis lost its data. Nothing of a list's past is known
+# behind its first unread element, and an older state brings the list's content back, so
+# it may come again (G3): in the end, where all losses come together, it is let off.
+my %taken;
+
+sub remember_taken
+{
+	$taken{$_} = 1 for @archived, split /\n/, $t->sql('SELECT payload FROM polled');
+}
+
 # At most one of each even before all is settled, and in the end what is expected
 sub settled
 {
-	my ($like, $name) = @_;
+	my ($like, $name, $after_losses) = @_;
 	my ($expected, @diff);
 
 	alive();
 	$t->sync or diag("$name: not relayed");
 	$expected = expected($like);
-	poll_until(sub { @diff = multiset_diff(have($like), $expected); @diff == 0 }, 20);
+	poll_until(sub {
+		@diff = grep { !($after_losses && /^\+(.*)/ && $taken{$1}) } multiset_diff(have($like), $expected);
+		@diff == 0
+	}, 20);
 	ok(@diff == 0, $name) or diag("missing (-) or too many (+): @diff\n"
 		  . $t->sql("SELECT payload, said FROM removed WHERE starts_with(payload, '$like')") . "\n"
 		  . $t->sql('SELECT queue, shard, state, last_error FROM dq_stats'));
@@ -140,7 +154,7 @@ my %act = (
 		$session->receive(0.3);
 		$r->start;
 	},
-	flush => sub { $r->cmd('FLUSHALL'); },
+	flush => sub { remember_taken(); $r->cmd('FLUSHALL'); },
 	drop => sub { $proxy->mode_now('refuse'); $proxy->mode_now('pass'); },
 	after => sub { my ($pid, $point) = @_; cut('cut 1 once', $point); },
 	before => sub { my ($pid, $point) = @_; cut('before 1 once', $point); },
@@ -225,6 +239,23 @@ my %come = (
 		$t->sync;
 		$points->arm($point);
 		rest($n);
+	},
+	# several by one statement
+	take => sub {
+		my ($n, $point) = @_;
+		$session->run(first($n));
+		$t->sync;
+		$points->arm($point);
+		$session->send("BEGIN; WITH d AS (DELETE FROM q WHERE payload IN ('$n-b', '$n-d', '$n-f') RETURNING payload) "
+			  . "INSERT INTO removed SELECT payload, true FROM d; COMMIT");
+		rest($n);
+	},
+	# in no transaction
+	call => sub {
+		my ($n, $point) = @_;
+		$points->arm($point);
+		$session->send("SELECT dq_offer('q0', '$n-z', '1 hour', '$n-z')");
+		rest($n, \&first);
 	},
 	# what a rollback has left behind is put back
 	restore => sub {
@@ -344,6 +375,7 @@ sub lose
 	$session->run(second($n));
 	poll_until(sub { grep { $_ eq "$n-u" } $r->ready('q') }, 20);
 	$points->arm($point);
+	remember_taken();
 	$act->();
 	rest($n, \&third);
 	# the shard is not thawed before it ends
@@ -379,6 +411,10 @@ my @plan = (
 	[ 'reschedule.taken', 'remove', @backend ],
 	[ 'commit.begin', 'remove', @backend ],
 	[ 'commit.done', 'remove', @backend ],
+	[ 'take.send', 'take', @backend, @send ],
+	[ 'take.received', 'take', @backend ],
+	[ 'call.send', 'call', @backend, @send ],
+	[ 'call.received', 'call', @backend ],
 	[ 'hold.wait', 'wait', @backend ],
 	[ 'hold.waited', 'wait', @backend ],
 	[ 'restore.send', 'restore', @worker, @send ],
@@ -476,6 +512,11 @@ sub visit
 	}
 	$session->run('SELECT dq_worker_start()') if $come eq 'hand';
 	settled("$n-", $name);
+	if ($come eq 'call')
+	{
+		my $there = grep { $_ eq "$n-z" } $r->ready('q0'), $t->pending('q0');
+		ok($there <= 1, "$name: done at most once");
+	}
 	note(sprintf '%.2f s %s', time() - $start, $name);
 }
 
@@ -500,7 +541,7 @@ for my $p (@plan)
 is($missed, 0, 'every point was come to');
 
 # everything together, once more
-settled('v', 'all visits together') unless @only;
+settled('v', 'all visits together', 1) unless @only;
 my $log = $t->log_text;
 ok($log !~ /PANIC:|TRAP:|signal 11|signal 6\b/, 'nothing but our own kill -9 ended a process');
 $session->quit;

@@ -45,6 +45,14 @@ is($t->sql("SELECT count(*), count(*) FILTER (WHERE id = '$third') FROM q"), '4|
 is($t->sql("WITH d AS (DELETE FROM bare RETURNING payload) SELECT count(*) FROM d"), 4, 'a table without id deletes all of them, each once');
 is(rows('q'), '-', 'empty');
 $r->redisson_offer('q', now_ms() + 3600000, 'java');
+{
+	my $at = '2999-01-02 03:04:05.678+00';
+	my @stored = split /\|/, $t->sql("INSERT INTO q (payload, due_at, key) VALUES ('whole', '$at', 'w') RETURNING id, key, payload, due_at");
+	is($t->sql("DELETE FROM q WHERE key = 'w' RETURNING id, key, payload, due_at"), join('|', @stored), 'DELETE gives the task back whole, not sent yet');
+	@stored = split /\|/, $t->sql("INSERT INTO q (payload, due_at, key) VALUES ('whole', '$at', 'w') RETURNING id, key, payload, due_at");
+	$t->sync;
+	is($t->sql("DELETE FROM q WHERE key = 'w' RETURNING id, key, payload, due_at"), join('|', @stored), '... and out of Redis');
+}
 is($t->sql("UPDATE q SET payload = 'moved' WHERE payload = 'java' RETURNING payload"), 'moved', 'a task of a foreign producer');
 is(rows('q'), 'moved', 'replaced');
 $t->fails("DELETE FROM q WHERE ctid IN (SELECT ctid FROM q LIMIT 1)", '0A000');

@@ -71,6 +71,8 @@ describe(const DqMember *member, DqTask *task)
 
 	memset(task, 0, sizeof(*task));
 	task->score = take->score;
+	task->due = dq_member_due(member);
+	task->old = take->old;
 	task->member = data;
 	task->member_len = VARSIZE_ANY_EXHDR(take->member);
 	task->readable = true;
