@@ -111,6 +111,23 @@ collect(const DqPlanQueue *queue, Index relid, PathTarget *target, List **tlist,
 	return *tlist != NIL;
 }
 
+/*
+ * ruleutils looks for what sets an executor's parameter in the plan around it, and
+ * there is none yet. Those of the client are shown as $n, and need no plan.
+ */
+static Node *
+without_plan(Node *node, void *context)
+{
+	if (node && IsA(node, Param) && ((Param *) node)->paramkind == PARAM_EXEC)
+	{
+		Param	   *param = copyObject((Param *) node);
+
+		param->paramkind = PARAM_EXTERN;
+		return (Node *) param;
+	}
+	return expression_tree_mutator(node, without_plan, context);
+}
+
 /* The conditions as EXPLAIN shows them; when it runs they are in no part of the plan. */
 static Node *
 conditions_text(PlannerInfo *root, RelOptInfo *rel, List *clauses)
@@ -120,7 +137,7 @@ conditions_text(PlannerInfo *root, RelOptInfo *rel, List *clauses)
 
 	if (clauses == NIL)
 		return NULL;
-	all = (Node *) copyObject(make_ands_explicit(clauses));
+	all = without_plan((Node *) copyObject(make_ands_explicit(clauses)), NULL);
 	ChangeVarNodes(all, rel->relid, 1, 0);
 	return (Node *) makeString(deparse_expression(all,
 												  deparse_context_for(get_rel_name(rte->relid),

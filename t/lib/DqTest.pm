@@ -92,7 +92,8 @@ jit = off
 CONF
 
 # new(name => 'main', conf => '', redis => {...} | DqTest::Redis, start => 1,
-#     extension => 1, install => a copy of the installation, see DqTest::Points)
+#     extension => 1, install => a copy of the installation, see DqTest::Install,
+#     initdb => further arguments)
 sub new
 {
 	my ($class, %o) = @_;
@@ -104,7 +105,7 @@ sub new
 	  : DqTest::Redis->new(name => "redis_$self->{name}", %{ $o{redis} || {} });
 	$self->{node} = PostgreSQL::Test::Cluster->new($self->{name},
 		$o{install} ? (install_path => $o{install}) : ());
-	$self->{node}->init(allows_streaming => 'logical', extra => [ '-E', $o{encoding} || 'UTF8', '--locale=C' ]);
+	$self->{node}->init(allows_streaming => 'logical', extra => [ '-E', $o{encoding} || 'UTF8', '--locale=C', @{ $o{initdb} || [] } ]);
 	$self->{node}->append_conf('postgresql.conf', $conf . ($o{conf} || ''));
 	if (!defined $o{start} || $o{start})
 	{
