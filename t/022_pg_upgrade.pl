@@ -3,6 +3,7 @@
 # G8; G12
 use strict;
 use warnings;
+use File::Spec::Functions qw(rel2abs);
 use FindBin;
 use lib "$FindBin::RealBin/lib";
 use DqTest;
@@ -43,12 +44,11 @@ sub upgrade
 	my $new = DqTest->new(name => "new$from" . ($made ? 'x' : ''), redis => $r, start => 0,
 		initdb => $from < 18 && $here >= 18 ? ['--no-data-checksums'] : []);
 	my $bin = $new->node->config_data('--bindir');
-	my $dir = $new->node->basedir;
+	my $dir = rel2abs($new->node->basedir);
 	my @cmd = ("$bin/pg_upgrade", '-b', $made ? $made->bindir : $bin, '-B', $bin,
-		'-d', $old->node->data_dir, '-D', $new->node->data_dir,
+		'-d', rel2abs($old->node->data_dir), '-D', rel2abs($new->node->data_dir),
 		'-p', $old->node->port, '-P', $new->node->port, '-s', $new->node->host);
-	chdir $dir or die;
-	ok(!system(join(' ', map { "'$_'" } @cmd) . " > upgrade.out 2>&1"), 'pg_upgrade with the library preloaded')
+	ok(!system("cd '$dir' && " . join(' ', map { "'$_'" } @cmd) . " > upgrade.out 2>&1"), 'pg_upgrade with the library preloaded')
 	  or diag(PostgreSQL::Test::Utils::slurp_file("$dir/upgrade.out"));
 	$new->node->start;
 
