@@ -59,7 +59,7 @@ $t->sync;
 for my $shift (-3300, 7200, 0)
 {
 	clock($shift);
-	$t->node->restart('fast');
+	$t->node->restart;
 	arrives("Redis at $shift s");
 	is($t->sql("SELECT payload FROM q"), 'later', '... and the other task waits for its instant');
 }
