@@ -6,7 +6,7 @@
 #   trigger    TPS of a single-row INSERT with dq_offer_trigger / with a trigger
 #              that inserts into a plain outbox table
 #   relay      tasks/s outbox -> Redis / a bare client that pipelines the very
-#              commands the worker sent, recorded with MONITOR
+#              commands the worker sent, recorded byte by byte
 #   held       relay with a snapshot held open: last tenth / first tenth
 #   transfer   tasks/s pending -> list with N random pending / the same script
 #              called back to back by a bare client
@@ -17,6 +17,7 @@
 use strict;
 use warnings;
 
+use IO::Select;
 use IO::Socket::UNIX;
 use Time::HiRes qw(time sleep);
 
@@ -246,13 +247,10 @@ SQL
 		clean_redis('b_relay');
 		sql($offers);
 		my %before = map { $_ => redis('DUMP', $_) } 'dq:{b_relay}:fence', 'dq:{b_relay}:owner';
-		my $file = "$ENV{WORK}/recorded";
-		my $pid = record($file);
+		my $recorder = recorder();
 		relay_time('b_relay', $n);
-		kill 'TERM', $pid;
-		waitpid($pid, 0);
 		sql("SELECT dq_worker_stop(); SELECT pg_sleep(0.5)");
-		my @commands = grep { /\r\nEVAL(?:SHA)?\r\n/i && index($_, "{b_relay}") >= 0 } slurp_commands($file);
+		my @commands = recorded($recorder, qr/\r\nEVAL(?:SHA)?\r\n.*\{b_relay\}/si);
 		my @bare;
 		my $applied;
 		for (1 .. 3)
@@ -321,29 +319,30 @@ SQL
 			}
 			else
 			{
-				# the script call that the worker makes, recorded, then sent again and
-				# again as it is: its instant is past for all of them
-				my $file = "$ENV{WORK}/recorded_move";
-				my $pid = record($file);
-				sql("SELECT dq_resume('$q')");
+				# One transfer of the worker, recorded; then sent again and again, with
+				# the present instant in it: session and version are still those.
+				sql("SELECT dq_worker_stop(); SELECT pg_sleep(0.5)");
+				my $recorder = recorder();
+				sql("SELECT dq_worker_start(); SELECT dq_resume('$q')");
 				wait_for(sub { redis('LLEN', $q) > 0 });
-				sql("SELECT dq_worker_stop()");
-				kill 'TERM', $pid;
-				waitpid($pid, 0);
-				my $left = $due - redis('LLEN', $q);
-				my ($sha) = transfer_call($q, $file);
-				if (!$sha || $left < $due / 10) { push @rate, 0; last; }
+				sql("SELECT dq_pause('$q'); SELECT pg_sleep(0.5)");
+				my $left = redis('LLEN', $q);
+				sql("SELECT count(dq_offer('$q', 'payload of 20 bytes ')) FROM generate_series(1, $left) i; SELECT dq_sync('$q', '10 min')");
+				redis('DEL', $q);
+				my @call = arguments((recorded($recorder, transfer_of($q)))[-1]);
+				# floor as it was, the instant in front of limit and bytes
+				$call[-3] = sprintf('%.0f', time() * 1000);
+				my $call = encode(@call);
 				my $s = time();
 				my ($before, $now) = (-1, 0);
 				while (($now = redis('LLEN', $q)) < $due && $now != $before)
 				{
 					$before = $now;
-					print { $conn->{fh} } $sha for 1 .. 4;
+					print { $conn->{fh} } $call for 1 .. 20;
 					$conn->{fh}->flush;
-					reply($conn) for 1 .. 4;
+					reply($conn) for 1 .. 20;
 				}
-				push @rate, (redis('LLEN', $q) - ($due - $left)) / (time() - $s);
-				sql("SELECT dq_worker_start()");
+				push @rate, $now / (time() - $s);
 			}
 			clean_redis($q);
 		}
@@ -421,53 +420,134 @@ sub relay_time
 	return $first >= $n ? 0.001 : (time() - $start) * $n / ($n - $first);
 }
 
-# MONITOR into a file, in a process of its own. It slows Redis down, so what is
-# recorded, and the bare client after it, do not count for the slow log.
-sub record
+# A proxy between the workers and Redis, in a process of its own, that writes down
+# what each connection sends. What is recorded does not count as measured. To be
+# started while no worker runs; recorded() ends it and brings the workers back.
+sub recorder
 {
-	my ($file) = @_;
-	redis('CONFIG', 'SET', 'slowlog-log-slower-than', -1);
+	my $path = "$ENV{WORK}/recorder.$$";
+	my $file = "$ENV{WORK}/recorded.$$";
+	my $listen = IO::Socket::UNIX->new(Local => $path, Listen => 10) or die "recorder: $!";
+	chmod 0777, $path;			# PostgreSQL may run as another user
 	my $pid = fork();
 
-	die unless defined $pid;
+	die "recorder: $!" unless defined $pid;
 	if ($pid == 0)
 	{
-		open STDOUT, '>', $file or die;
-		exec($ENV{REDIS_CLI}, '-s', $ENV{REDIS_SOCKET}, 'monitor');
+		record($listen, $file);
+		exit 0;
 	}
-	sleep(0.3);
-	return $pid;
+	close $listen;
+	sql("ALTER SERVER redis OPTIONS (SET socket '$path')");
+	return { pid => $pid, path => $path, file => $file };
 }
 
-# Lines of MONITOR -> commands in RESP, those of clients (not of scripts)
-sub slurp_commands
+sub record
 {
-	my ($file) = @_;
+	my ($listen, $file) = @_;
+	my $select = IO::Select->new($listen);
+	my (%peer, %out);
+	my $no = 0;
+
+	while (1)
+	{
+		for my $fh ($select->can_read)
+		{
+			if ($fh == $listen)
+			{
+				my $client = $listen->accept or next;
+				my $server = IO::Socket::UNIX->new(Peer => $ENV{REDIS_SOCKET}) or die "Redis: $!";
+				open $out{$client}, '>', sprintf('%s.%d', $file, $no++) or die;
+				binmode $out{$client};
+				$out{$client}->autoflush(1);
+				($peer{$client}, $peer{$server}) = ($server, $client);
+				$select->add($client, $server);
+				next;
+			}
+			my $peer = $peer{$fh} or next;
+			my $data;
+			if (sysread($fh, $data, 1 << 20))
+			{
+				print { $out{$fh} } $data if $out{$fh};
+				my $at = 0;
+				while ($at < length $data)
+				{
+					my $n = syswrite($peer, $data, length($data) - $at, $at);
+					last unless defined $n;
+					$at += $n;
+				}
+				next;
+			}
+			$select->remove($fh, $peer);
+			delete @peer{ $fh, $peer };
+			close $_ for $fh, $peer;
+		}
+	}
+}
+
+# The recorded commands that match, connection after connection; the proxy ends.
+sub recorded
+{
+	my ($recorder, $wanted) = @_;
 	my @commands;
 
-	open my $fh, '<', $file or die;
-	while (<$fh>)
+	sql("ALTER SERVER redis OPTIONS (SET socket '$ENV{REDIS_SOCKET}')");
+	kill 'TERM', $recorder->{pid};
+	waitpid($recorder->{pid}, 0);
+	unlink $recorder->{path};
+	for my $no (0 .. 1000)
 	{
-		next unless s/^[\d.]+ \[\d+ (?!lua)[^\]]*\] //;
-		my @args;
-		while (/\G"((?:[^"\\]|\\.)*)"\s*/gs)
+		open my $fh, '<:raw', "$recorder->{file}.$no" or last;
+		my $all = do { local $/; <$fh> } // '';
+		my $at = 0;
+		while ((my $end = command_end(\$all, $at)) > $at)
 		{
-			my $a = $1;
-			$a =~ s/\\(?:x([0-9a-fA-F]{2})|(.))/defined $1 ? chr(hex $1) : { n => "\n", r => "\r", t => "\t", a => "\a", b => "\b" }->{$2} || $2/ges;
-			push @args, $a;
+			my $command = substr($all, $at, $end - $at);
+			push @commands, $command if $command =~ $wanted;
+			$at = $end;
 		}
-		push @commands, encode(@args) if @args;
+		close $fh;
+		unlink "$recorder->{file}.$no";
 	}
 	return @commands;
 }
 
-# The last recorded transfer call of that queue
-sub transfer_call
+# Where the command that begins at $at ends; $at if it is not there as a whole.
+sub command_end
 {
-	my ($q, $file) = @_;
-	my $zset = zset($q);
+	my ($all, $at) = @_;
 
-	return (grep { /EVALSHA/i && index($_, $zset) >= 0 && length($_) < 3000 } slurp_commands($file))[-1];
+	pos($$all) = $at;
+	$$all =~ /\G\*(\d+)\r\n/gc or return $at;
+	for (1 .. $1)
+	{
+		$$all =~ /\G\$(\d+)\r\n/gc or return $at;
+		pos($$all) + $1 + 2 <= length $$all or return $at;
+		pos($$all) += $1 + 2;
+	}
+	return pos($$all);
+}
+
+sub arguments
+{
+	my ($command) = @_;
+	my @args;
+
+	pos($command) = 0;
+	$command =~ /\G\*\d+\r\n/gc;
+	while ($command =~ /\G\$(\d+)\r\n/gc)
+	{
+		push @args, substr($command, pos($command), $1);
+		pos($command) += $1 + 2;
+	}
+	return @args;
+}
+
+# The call of transfer.lua, told from the others by its last argument
+sub transfer_of
+{
+	my ($q) = @_;
+	return qr/\A\*23\r\n\$\d+\r\nEVAL.*\{\Q$q\E\}.*\r\n524288\r\n\z/s;
 }
 
 die "no bench $name\n" unless $bench{$name};

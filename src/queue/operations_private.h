@@ -1,7 +1,8 @@
 /*
  * operations_private.h
  *	  How arguments go into a script's call and parts come out of its reply; shared
- *	  by operations.c, reading.c and take.c.
+ *	  by the files that call scripts: operations.c, removal.c, session.c, poll.c, take.c,
+ *	  reading.c, shelf.c.
  */
 #ifndef DQ_OPERATIONS_PRIVATE_H
 #define DQ_OPERATIONS_PRIVATE_H

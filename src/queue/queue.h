@@ -224,7 +224,7 @@ extern char *dq_id_out(int64 due, uint64 id);
 extern bool dq_id_in(const char *str, size_t len, int64 *due, uint64 *id,
 					 bytea **foreign);
 
-/* ---- operations.c: one C function per Lua script ---------------------------- */
+/* ---- operations.c, removal.c, session.c, poll.c: one C function per Lua script - */
 
 /* What every script's reply begins with. */
 typedef enum DqStatus
