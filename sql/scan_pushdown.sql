@@ -113,8 +113,10 @@ SELECT look('SELECT * FROM s WHERE key IN (''k200'', ''k202'', ''k204'')');
 SELECT same('SELECT * FROM s WHERE id = ANY (ARRAY(SELECT id FROM s WHERE payload = ''p9''))');
 SELECT same('SELECT * FROM q WHERE id IN (''x'', '''', ''5'', ''5-'', ''-5-5'', ''5-x'', ''5-x0'', ''5-x00'', ''99999999999999999999-1'')');
 SELECT same('SELECT * FROM q WHERE key IN ('''', repeat(''x'', 1000))');
-SELECT look('SELECT * FROM s WHERE shard = 1 AND due_at < ''2100-01-01 00:00:09''');
-SELECT same('SELECT * FROM s WHERE shard IN (0, 2, 7, -1)');
+SELECT plan_of('SELECT * FROM s WHERE shard = 1 AND due_at < ''2100-01-01 00:00:09''');
+-- keyless tasks take turns, so how many are where depends on what was offered before
+SELECT left(same('SELECT * FROM s WHERE shard = 1 AND due_at < ''2100-01-01 00:00:09'''), 4);
+SELECT left(same('SELECT * FROM s WHERE shard IN (0, 2, 7, -1)'), 4);
 SELECT same('SELECT * FROM s WHERE shard = 7');
 
 -- H4 H5 joins: the outer row's values are asked for

@@ -12,6 +12,7 @@
 #include "postgres.h"
 
 #include "foreign/fdwapi.h"
+#include "nodes/execnodes.h"
 #include "utils/snapshot.h"
 
 #include "outbox/outbox.h"
@@ -151,6 +152,9 @@ typedef struct DqReading
 	const DqDueRange *ranges;	/* in the order of reading */
 	int			nranges;
 	int			first_page;		/* tasks */
+	int			lane;			/* of an asynchronous scan: its own connection; 0: the
+								 * backend's, shared with all others */
+	struct DqStream *waiting;	/* asked for a page that is not here; NULL: none is */
 	DqScanCounts counts;
 } DqReading;
 
@@ -174,6 +178,15 @@ extern void dq_streams_open(DqStream **streams, int n);
 extern bool dq_stream_next(DqStream *stream, DqItem *item);
 /* When is the next one due? */
 extern bool dq_stream_peek(DqStream *stream, int64 *due);
+/*
+ * Of an asynchronous scan: ask for the first page, or the next one when what is here is
+ * used up, without waiting; and take it (which waits, and is interruptible).
+ */
+extern bool dq_stream_used_up(const DqStream *stream);
+extern void dq_stream_ask(DqStream *stream, bool first);
+extern bool dq_stream_answered(const DqStream *stream);
+extern DqRedis *dq_stream_asked_of(const DqStream *stream);
+extern void dq_stream_take(DqStream *stream);
 /* Before the reading's ranges go, and at the end of the scan. */
 extern void dq_stream_close(DqStream *stream);
 extern void dq_stream_end(DqStream *stream);
@@ -190,6 +203,11 @@ extern void dq_scan_begin(ForeignScanState *node, int eflags);
 extern TupleTableSlot *dq_scan_iterate(ForeignScanState *node);
 extern void dq_scan_rescan(ForeignScanState *node);
 extern void dq_scan_end(ForeignScanState *node);
+/* ---- async.c: several scans below an Append at once ------------------------------ */
+
+extern void dq_async_request(AsyncRequest *areq);
+extern void dq_async_configure_wait(AsyncRequest *areq);
+
 extern bool dq_scan_counts(ForeignScanState *node, DqScanCounts *counts);
 
 #endif							/* DQ_FDW_H */

@@ -114,6 +114,11 @@ dq_fdw_handler(PG_FUNCTION_ARGS)
 	routine->ReScanForeignScan = dq_scan_rescan;
 	routine->EndForeignScan = dq_scan_end;
 
+	/* no ForeignAsyncNotify: scans register no event, see async.c */
+	routine->IsForeignPathAsyncCapable = dq_is_async_capable;
+	routine->ForeignAsyncRequest = dq_async_request;
+	routine->ForeignAsyncConfigureWait = dq_async_configure_wait;
+
 	/* writing: modify.h */
 	routine->IsForeignRelUpdatable = is_updatable;
 	routine->PlanForeignModify = plan_modify;

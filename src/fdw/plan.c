@@ -345,6 +345,21 @@ dq_get_paths(PlannerInfo *root, RelOptInfo *rel, Oid relid)
 	add_join_paths(root, rel);
 }
 
+/*
+ * May an Append read it beside others? A scan that is begun anew for each outer row
+ * would wait more than it reads, and what is looked up is one exchange.
+ */
+bool
+dq_is_async_capable(ForeignPath *path)
+{
+	RelOptInfo *rel = path->path.parent;
+	DqPlanQueue *queue = rel->fdw_private;
+
+	return !IS_UPPER_REL(rel) && queue->contents == DQ_CONTENTS_PENDING &&
+		!queue->lookup && path->path.param_info == NULL &&
+		intVal(list_nth(path->fdw_private, PATH_ORDER)) == DQ_ORDER_NONE;
+}
+
 /* ---- plan ---------------------------------------------------------------------------- */
 
 /*

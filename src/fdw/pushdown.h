@@ -93,6 +93,7 @@ extern void dq_quals_plan(PlannerInfo *root, const DqPlanQueue *queue, Index rel
 
 extern void dq_get_rel_size(PlannerInfo *root, RelOptInfo *rel, Oid relid);
 extern void dq_get_paths(PlannerInfo *root, RelOptInfo *rel, Oid relid);
+extern bool dq_is_async_capable(ForeignPath *path);
 extern ForeignScan *dq_get_plan(PlannerInfo *root, RelOptInfo *rel, Oid relid,
 								ForeignPath *path, List *tlist, List *scan_clauses,
 								Plan *outer_plan);

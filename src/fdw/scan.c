@@ -241,7 +241,7 @@ next_merged(QueueScan *state, DqItem *item, int *shard)
 	return dq_stream_next(state->streams[*shard], item);
 }
 
-/* The next task of the scan. */
+/* The next task of the scan; false: no more, or one shard is waiting for its page. */
 static bool
 next_item(QueueScan *state, DqItem *item, int *shard)
 {
@@ -256,6 +256,13 @@ next_item(QueueScan *state, DqItem *item, int *shard)
 
 		if (!shard_counts(state, state->shard))
 			continue;
+		if (state->reading.lane != 0 && !state->bounds.lookup &&
+			(!state->open || dq_stream_used_up(stream)))
+		{
+			dq_stream_ask(stream, !state->open);
+			state->open = true;
+			return false;
+		}
 		if (!state->open)
 		{
 			old = MemoryContextSwitchTo(state->bounds_context);
@@ -385,7 +392,7 @@ dq_scan_iterate(ForeignScanState *node)
 			identify(state, slot, shard, &item);
 		return slot;
 	}
-	state->done = true;
+	state->done = state->reading.waiting == NULL;
 	return slot;
 }
 

@@ -46,6 +46,11 @@ struct DqStream
 									 * read the next */
 	int			page;
 	bool		peeked;			/* range.tasks[next] is to be shown */
+
+	/* the next page, on its way */
+	DqRedis    *asked_of;		/* NULL: not asked */
+	bool		asked_first;
+	DqRangeArgs asked;
 };
 
 /* ---- what all have in common ---------------------------------------------------- */
@@ -103,9 +108,12 @@ DqRedis *
 dq_reading_redis(DqReading *reading)
 {
 	DqServer   *server = dq_server_get(reading->serverid, reading->owner, false);
+	DqTarget	target;
 
 	dq_server_check_usable(server);
-	return dq_redis_get(&server->target);
+	target = server->target;
+	target.lane = reading->lane;
+	return dq_redis_get(&target);
 }
 
 DqStream *
@@ -332,6 +340,66 @@ dq_streams_open(DqStream **streams, int n)
 	pfree(ranges);
 }
 
+/* ---- asking ahead ------------------------------------------------------------------------ */
+
+bool
+dq_stream_used_up(const DqStream *stream)
+{
+	return !stream->peeked && stream->next >= stream->range.ntasks && !stream->range.end;
+}
+
+/* Rows of the page that is here may still be in use until the next one is taken. */
+void
+dq_stream_ask(DqStream *stream, bool first)
+{
+	DqReading  *reading = stream->reading;
+	DqRedis    *redis = dq_reading_redis(reading);
+
+	if (first)
+		stream->page_tasks = Max(Min(reading->first_page, PAGE_TASKS), 1);
+	page_args(stream, first && !stream->knows_unsent, &stream->asked);
+	if (!first)
+		stream->asked.from = stream->range.next;
+	stream->asked_first = first;
+	stream->asked_of = redis;
+	reading->waiting = stream;
+	dq_op_range_send(redis, &stream->keys, &stream->asked);
+}
+
+DqRedis *
+dq_stream_asked_of(const DqStream *stream)
+{
+	return stream->asked_of;
+}
+
+bool
+dq_stream_answered(const DqStream *stream)
+{
+	/* what the socket has not taken yet has to be pushed */
+	if (dq_redis_wants_write(stream->asked_of))
+		dq_redis_flush(stream->asked_of);
+	return dq_redis_has_answer(stream->asked_of);
+}
+
+void
+dq_stream_take(DqStream *stream)
+{
+	DqReading  *reading = stream->reading;
+	DqRedis    *redis = stream->asked_of;
+	MemoryContext old = MemoryContextSwitchTo(next_page_context(stream));
+
+	stream->asked_of = NULL;
+	reading->waiting = NULL;
+	dq_op_range_take(redis, reading->relname, &stream->keys, &stream->asked,
+					 &stream->range);
+	MemoryContextSwitchTo(reading->context);
+	reading->counts.round_trips++;
+	turn_page(stream, &stream->asked);
+	if (stream->asked_first)
+		begin(stream, &stream->asked);
+	MemoryContextSwitchTo(old);
+}
+
 /* ---- giving out ---------------------------------------------------------------------------- */
 
 /* The next task of Redis that is to be shown; NULL: no more. */
@@ -411,6 +479,13 @@ dq_stream_next(DqStream *stream, DqItem *item)
 void
 dq_stream_close(DqStream *stream)
 {
+	if (stream->asked_of)
+	{
+		/* nobody wants the answer any more */
+		dq_redis_drop(stream->asked_of);
+		stream->asked_of = NULL;
+		stream->reading->waiting = NULL;
+	}
 	for (int i = 0; i < 2; i++)
 	{
 		if (stream->page_context[i])

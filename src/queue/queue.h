@@ -588,6 +588,11 @@ extern void dq_op_ranges(DqRedis *redis, const char *queue, int n, const DqKeys 
 						 const DqRangeArgs *args, MemoryContext *contexts,
 						 DqRange *ranges);
 
+/* The same in two steps; between them nothing else may go over the connection. */
+extern void dq_op_range_send(DqRedis *redis, const DqKeys *keys, const DqRangeArgs *args);
+extern void dq_op_range_take(DqRedis *redis, const char *queue, const DqKeys *keys,
+							 const DqRangeArgs *args, DqRange *range);
+
 /* A task to look for by its key, or by its id */
 typedef struct DqSought
 {

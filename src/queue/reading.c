@@ -263,6 +263,31 @@ dq_op_range(DqRedis *redis, const char *queue, const DqKeys *keys,
 }
 
 void
+dq_op_range_send(DqRedis *redis, const DqKeys *keys, const DqRangeArgs *args)
+{
+	int			nargs;
+	DqArg	   *a = make_range_args(args, NULL, 0, &nargs);
+
+	dq_script_send(redis, DQ_SCRIPT_RANGE, keys, nargs, a);
+	dq_redis_flush(redis);
+}
+
+void
+dq_op_range_take(DqRedis *redis, const char *queue, const DqKeys *keys,
+				 const DqRangeArgs *args, DqRange *range)
+{
+	DqReply    *error;
+	DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_RANGE, RANGE_ELEMENTS, &error);
+
+	if (reply)
+		read_range(reply, args, range);
+	else if (dq_reply_is_noscript(error))
+		dq_op_range(redis, queue, keys, args, range);
+	else
+		dq_reply_report(ERROR, redis, error, dq_script_name(DQ_SCRIPT_RANGE), queue);
+}
+
+void
 dq_op_ranges(DqRedis *redis, const char *queue, int n, const DqKeys *keys,
 			 const DqRangeArgs *args, MemoryContext *contexts, DqRange *ranges)
 {

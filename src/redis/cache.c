@@ -103,6 +103,20 @@ close_invalidated(void)
 	}
 }
 
+bool
+dq_redis_has_answer(DqRedis *redis)
+{
+	char		c;
+	ssize_t		n;
+
+	if (redis->sock == PGINVALID_SOCKET || dq_reader_has_data(redis))
+		return true;
+	do
+		n = recv(redis->sock, &c, 1, MSG_PEEK | MSG_DONTWAIT);
+	while (n < 0 && errno == EINTR);
+	return n >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+}
+
 /*
  * Is an idle connection still good? The server may have closed it meanwhile
  * (timeout, restart, CLIENT KILL), and nothing may wait to be read.
@@ -110,18 +124,9 @@ close_invalidated(void)
 static bool
 is_reusable(DqRedis *redis)
 {
-	char		c;
-	ssize_t		n;
-
-	if (redis->sock == PGINVALID_SOCKET || redis->busy || redis->in_flight != 0 ||
-		redis->send_errno != 0 || redis->stale || redis->invalidated ||
-		dq_reader_has_data(redis))
-		return false;
-
-	do
-		n = recv(redis->sock, &c, 1, MSG_PEEK | MSG_DONTWAIT);
-	while (n < 0 && errno == EINTR);
-	return n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+	return redis->sock != PGINVALID_SOCKET && !redis->busy && redis->in_flight == 0 &&
+		redis->send_errno == 0 && !redis->stale && !redis->invalidated &&
+		!dq_redis_has_answer(redis);
 }
 
 DqRedis *

@@ -218,6 +218,12 @@ take(DqRedis *redis, DqReply *reply)
 	return reply;
 }
 
+long
+dq_redis_time_left(const DqRedis *redis)
+{
+	return (long) (redis->progress_ms + redis->target.command_timeout - dq_clock_ms());
+}
+
 DqReply *
 dq_redis_next(DqRedis *redis)
 {

@@ -64,6 +64,10 @@ extern int	dq_redis_socket(const DqRedis *redis);	/* for a WaitEventSet */
 extern int	dq_redis_in_flight(const DqRedis *redis);	/* replies still due */
 /* Output that the socket has not taken yet (wait for writeable as well). */
 extern bool dq_redis_wants_write(const DqRedis *redis);
+/* ms until command_timeout is over for the reply that is due; dq_redis_next raises it. */
+extern long dq_redis_time_left(const DqRedis *redis);
+/* Is there something to read, be it the end of the connection? Never waits. */
+extern bool dq_redis_has_answer(DqRedis *redis);
 extern const char *dq_redis_run_id(DqRedis *redis);	/* server's run_id from INFO, cached; "" if refused */
 
 /*
