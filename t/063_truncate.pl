@@ -279,7 +279,7 @@ $s->run("SET synchronous_commit = on; TRUNCATE q4", 300);
 my %calls = $r->cmd('INFO', 'commandstats') =~ /^cmdstat_(\w+):calls=(\d+)/mg;
 my $scripts = ($calls{evalsha} || 0) + ($calls{eval} || 0);
 # reading, taking and applying: pages of some hundred each, and the workers' looks
-cmp_ok($scripts, '<', $n / 20, "A6 $n tasks by $scripts scripts");
+cmp_ok($scripts, '<', $n / 10, "A6 $n tasks by $scripts scripts");
 is_empty('q4', '... all are gone', map { "q4#$_" } 0 .. 3);
 my ($slowest) = sort { $b <=> $a } 0, map { $_->[2] } grep { $_->[3][0] =~ /^eval/i } @{ $r->cmd('SLOWLOG', 'GET', 128) };
 cmp_ok($slowest, '<', 100_000, "A7 the slowest script took $slowest us");

@@ -25,6 +25,7 @@
 
 #include "api/api.h"
 #include "fdw/modify.h"
+#include "shared/points.h"
 
 #define PAGE_TASKS	1600		/* taken at once, see ahead.c */
 #define PAGE_BYTES	(1024 * 1024)
@@ -39,7 +40,7 @@ typedef struct Truncation
 	DqMember   *members;		/* PAGE_TASKS */
 	int			n;
 	Size		bytes;
-	int64		gone;			/* left the queue before we came to them, in this pass */
+	int64		found;			/* tasks in this pass */
 } Truncation;
 
 /* Where the task is, as identity.c has it. */
@@ -90,12 +91,14 @@ remove_page(Truncation *truncation)
 		DqMember   *member = &truncation->members[i];
 
 		CHECK_FOR_INTERRUPTS();
-		if (!(truncation->at_once ?
-			  dq_taker_finish(truncation->taker, member, NULL, NULL) :
-			  dq_taker_remove(truncation->taker, member)))
-			truncation->gone++;
+		if (truncation->at_once)
+			(void) dq_taker_finish(truncation->taker, member, NULL, NULL);
+		else
+			(void) dq_taker_remove(truncation->taker, member);
 	}
+	DQ_POINT("truncate.page");
 	dq_taker_release(truncation->taker, truncation->members, truncation->n);
+	truncation->found += truncation->n;
 	truncation->n = 0;
 	truncation->bytes = 0;
 	MemoryContextReset(truncation->page);
@@ -120,8 +123,9 @@ remove_shard(Truncation *truncation, DqReading *reading, int shard)
 }
 
 /*
- * A task that went away meanwhile was delivered or removed by somebody else, or it has
- * been moved by a reschedule that was on its way: then it is found by looking again.
+ * Until a look finds nothing: a task that has gone when we come to it may have been
+ * moved by a reschedule that was on its way, and when Redis loses its data between two
+ * pages the rest of the tasks comes back later; the next look has them from the outbox.
  */
 static void
 truncate_queue(Oid relid, MemoryContext context)
@@ -144,7 +148,7 @@ truncate_queue(Oid relid, MemoryContext context)
 		MemoryContext old = MemoryContextSwitchTo(each);
 		DqReading	reading = {0};
 
-		truncation.gone = 0;
+		truncation.found = 0;
 		/* what a trigger before it, or the pass before, has recorded is to be seen */
 		CommandCounterIncrement();
 		dq_reading_init(&reading, dq_queue_get(relid));
@@ -152,7 +156,7 @@ truncate_queue(Oid relid, MemoryContext context)
 			remove_shard(&truncation, &reading, shard);
 		MemoryContextSwitchTo(old);
 		MemoryContextDelete(each);
-		if (truncation.gone == 0)
+		if (truncation.found == 0)
 			break;
 	}
 }
