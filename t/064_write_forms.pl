@@ -214,7 +214,10 @@ for my $s ('here', 'there')
 }
 same('H12 COPY ... WHERE', "COPY q FROM PROGRAM 'seq 40 | sed \"s/.*/c&\tcopied&\t2470-01-0&/;s/01-0\\([0-9][0-9]\\)/01-\\1/\" | head -30' WHERE payload LIKE 'copied2%'");
 same('H12 COPY of NULLs', "COPY q FROM PROGRAM 'printf \"\\\\\\\\N\\\\tno key\\\\t2470-02-01\\\\n\"'");
-$t->fails("COPY there.q FROM PROGRAM 'echo' WITH (FREEZE)", '0A000', 'H12 COPY FREEZE is refused by PostgreSQL');
+{
+	my ($rc, $out, $err) = $t->try("COPY there.q FROM PROGRAM 'echo' WITH (FREEZE)");
+	like($err, qr/ERROR:  (?:0A000|55000): cannot perform COPY FREEZE/, 'H12 COPY FREEZE is refused by PostgreSQL');
+}
 $t->fails("COPY there.q TO '/dev/null'", '42809', 'H12 COPY TO of a foreign table, too');
 same('H12 COPY that fails half way leaves nothing', "COPY q FROM PROGRAM 'printf \"a\\\\tb\\\\t2470-01-01\\\\nc\\\\td\\\\tnever\\\\n\"'");
 
@@ -224,12 +227,15 @@ same('H12 INSERT through the parent', "WITH w AS (INSERT INTO parted SELECT 'k' 
 same('H12 COPY through the parent', "COPY parted FROM PROGRAM 'for y in 2410 2510 2610; do printf \"c\$y\\\\tcopied\\\\t\$y-01-01\\\\n\"; done'", 'parted');
 same('H12 UPDATE within partitions', "WITH w AS (UPDATE parted SET payload = payload || '!' WHERE due_at < '2590-01-01' $returning", 'parted');
 same('H12 UPDATE of due_at within one', "UPDATE parted SET due_at = due_at + interval '1 min' WHERE key IN ('k1', 'k6', 'k11')", 'parted');
-same('H12 a row moves from a queue into a table', "WITH w AS (UPDATE parted SET due_at = '2650-01-01' WHERE key = 'k1' $returning", 'parted');
-same('H12 ... from a table into a queue', "WITH w AS (UPDATE parted SET due_at = '2405-01-01' WHERE key = 'k11' $returning", 'parted');
-same('H12 ... from one queue into another', "WITH w AS (UPDATE parted SET due_at = '2505-01-01' WHERE key IN ('k2', 'k3') $returning", 'parted');
-same('H12 ... and back', "WITH w AS (UPDATE parted SET due_at = '2406-01-01' WHERE key IN ('k2', 'k3') $returning", 'parted');
-same('H12 ... undone', "BEGIN; UPDATE parted SET due_at = '2507-01-01' WHERE key IN ('k2', 'k3'); ROLLBACK", 'parted');
-same('H12 ... by another table', "UPDATE parted SET due_at = n.at FROM near n WHERE n.key = parted.key AND n.n IN (2, 7)", 'parted');
+same('H12 a row moves from a table into a queue', "WITH w AS (UPDATE parted SET due_at = '2405-01-01' WHERE key = 'k11' $returning", 'parted');
+same('H12 ... undone', "BEGIN; UPDATE parted SET due_at = '2407-01-01' WHERE key = 'k10'; ROLLBACK", 'parted');
+same('H12 ... with RETURNING and by another table', "WITH w AS (UPDATE parted SET due_at = n.at - interval '90 years' FROM near n WHERE n.key = parted.key AND n.n = 10 $returning", 'parted');
+# PostgreSQL moves no row out of a foreign table
+my $before = left('there', 'parted');
+$t->fails("SET search_path = there, public; UPDATE parted SET due_at = '$_' WHERE key = 'k1'", '23514', "H12 a row does not leave a queue for $_") for '2650-01-01', '2505-01-01';
+$t->fails("SET search_path = there, public; BEGIN; UPDATE parted SET due_at = '2505-01-01' WHERE key IN ('k2', 'k11')", '23514', '... one of two');
+is(left('there', 'parted'), $before, '... and stays where it is');
+ok(poll_until(sub { $t->sql("SELECT sum(held) FROM dq_stats") == 0 }), '... no hold is left');
 same('H12 DELETE through the parent', "WITH w AS (DELETE FROM parted WHERE payload LIKE 'copied%' $returning", 'parted');
 same('H12 DELETE USING', "DELETE FROM parted USING near n WHERE n.key = parted.key AND n.n = 5", 'parted');
 $t->fails("SET search_path = $_; INSERT INTO part_a VALUES ('o', 'outside', '2550-01-01')", '23514', "H12 out of the partition's bounds, $_") for 'here', 'there';
@@ -249,7 +255,7 @@ $t->sync;
 is($t->sql("SELECT count(*) FROM there.q WHERE due_at = '2444-04-04 04:04:04.124Z'"), 1, 'C3 an instant is rounded up, and found by what is read');
 is($t->sql("SELECT count(*) FROM there.q WHERE due_at = (SELECT due_at FROM there.q WHERE key = 'ms')"), 1, 'C3 ... by =');
 is($t->sql("SELECT count(*) FROM there.q WHERE due_at < (SELECT due_at FROM there.q WHERE key = 'ms') AND key = 'ms'"), 0, 'C3 ... not by <');
-is($t->sql("SET timezone = '$_'; SELECT extract(epoch FROM due_at) FROM there.q WHERE key = 'ms'"), '14966337844.124000', "C8 the same under $_") for 'UTC', 'Pacific/Kiritimati', 'America/New_York';
+is($t->sql("SET timezone = '$_'; SELECT extract(epoch FROM due_at) FROM there.q WHERE key = 'ms'"), '14966136244.124000', "C8 the same under $_") for 'UTC', 'Pacific/Kiritimati', 'America/New_York';
 $t->fails("INSERT INTO there.q VALUES ('x', 'x', '$_')", '22008', "C7 due_at $_") for 'infinity', '-infinity', '1969-12-31 23:59:59Z', '10000-01-01Z', '294276-12-31';
 $t->fails("UPDATE there.q SET due_at = 'infinity'", '22008', 'C7 UPDATE to infinity');
 $t->fails("UPDATE there.q SET due_at = NULL", '22004', 'I1 UPDATE to NULL');
@@ -262,7 +268,6 @@ same('... nothing of it is left', 'SELECT 1', 'g');
 my @refused = (
 	[ "INSERT INTO q VALUES ('k1', 'x', now()) ON CONFLICT DO NOTHING", '0A000', 'ON CONFLICT DO NOTHING' ],
 	[ "INSERT INTO q VALUES ('k1', 'x', now()) ON CONFLICT (key) DO UPDATE SET payload = 'y'", '42P10', 'ON CONFLICT with a target' ],
-	[ "INSERT INTO parted VALUES ('k1', 'x', '2450-01-01') ON CONFLICT DO NOTHING", '0A000', 'ON CONFLICT of the parent' ],
 	[ "MERGE INTO q USING near n ON n.key = q.key WHEN MATCHED THEN DELETE", '0A000|42809', 'MERGE' ],
 	[ "MERGE INTO parted q USING near n ON n.key = q.key WHEN MATCHED THEN DELETE", '0A000|42809', 'MERGE into the parent' ],
 	[ "SELECT * FROM q FOR UPDATE", '0A000', 'FOR UPDATE' ],
@@ -280,6 +285,7 @@ for (@refused)
 		like($err, qr/ERROR:  (?:$state):/, "I3 $name is refused" . ($do ? ' in planning' : ''));
 	}
 }
+$t->fails("SET search_path = there; INSERT INTO parted VALUES ('k1', 'x', '2450-01-01') ON CONFLICT DO NOTHING", '0A000', 'I3 ON CONFLICT of the parent is refused when a row comes to the queue');
 for my $what ("DELETE FROM q", "UPDATE q SET payload = 'current'")
 {
 	my $sql = "SET search_path = there, public; BEGIN; DECLARE c CURSOR FOR SELECT * FROM q; FETCH 1 FROM c";
