@@ -27,6 +27,7 @@ $t->extend('postgres', options => "host '127.0.0.1', port '" . $proxy->port . "'
 $t->queue('q');
 $t->queue('q4', "shards '4'");
 $t->queue('q0', "transactional 'off'");
+$t->queue('qt');
 $t->sql(<<'SQL');
 CREATE TABLE offered (no serial, queue text, payload text, key text);
 CREATE TABLE removed (payload text, said boolean);
@@ -82,7 +83,7 @@ sub have
 	my ($like) = @_;	# beginning of the payloads
 	my @all;
 
-	for my $name ('q', map { "q4#$_" } 0 .. 3)
+	for my $name ('q', 'qt', map { "q4#$_" } 0 .. 3)
 	{
 		push @all, $r->ready($name), $t->pending($name);
 	}
@@ -250,6 +251,15 @@ my %come = (
 			  . "INSERT INTO removed SELECT payload, true FROM d; COMMIT");
 		rest($n);
 	},
+	# all of a queue
+	truncate => sub {
+		my ($n, $point) = @_;
+		$session->run("SELECT offer('qt', '$n-x' || i, '1 hour', CASE i WHEN 2 THEN '$n-x' END) FROM generate_series(1, 3) i");
+		$t->sync;
+		$points->arm($point);
+		$session->send("BEGIN; INSERT INTO removed SELECT payload, true FROM offered WHERE queue = 'qt'; TRUNCATE qt; "
+			  . "SELECT offer('qt', '$n-y', '1 hour', '$n-x'); COMMIT");
+	},
 	# in no transaction
 	call => sub {
 		my ($n, $point) = @_;
@@ -413,6 +423,9 @@ my @plan = (
 	[ 'commit.done', 'remove', @backend ],
 	[ 'take.send', 'take', @backend, @send ],
 	[ 'take.received', 'take', @backend ],
+	[ 'take.send', 'truncate', @backend, @send ],
+	[ 'truncate.page', 'truncate', @backend ],
+	[ 'relay.page.send', 'truncate', @worker, @send ],
 	[ 'call.send', 'call', @backend, @send ],
 	[ 'call.received', 'call', @backend ],
 	[ 'hold.wait', 'wait', @backend ],

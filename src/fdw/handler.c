@@ -132,6 +132,7 @@ dq_fdw_handler(PG_FUNCTION_ARGS)
 	routine->EndForeignModify = end_modify;
 	routine->BeginForeignInsert = dq_begin_insert;
 	routine->EndForeignInsert = dq_end_modify;
+	routine->ExecForeignTruncate = dq_truncate;
 
 	PG_RETURN_POINTER(routine);
 }

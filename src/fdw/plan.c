@@ -46,9 +46,19 @@ typedef enum PathPrivate
 
 /* ---- size ----------------------------------------------------------------------- */
 
+/* What a cursor has shown last is no place in a queue that could be gone back to. */
+static void
+refuse_current_of(Oid relid)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+			 errmsg("WHERE CURRENT OF is not supported for queue \"%s\"", get_rel_name(relid)),
+			 errhint("Let the cursor read column id, and use that in the condition.")));
+}
+
 /* Which of the table's own conditions go to Redis, and do they name tasks? */
 static void
-sort_conditions(PlannerInfo *root, RelOptInfo *rel, DqPlanQueue *queue)
+sort_conditions(PlannerInfo *root, RelOptInfo *rel, Oid relid, DqPlanQueue *queue)
 {
 	ListCell   *lc;
 
@@ -58,6 +68,8 @@ sort_conditions(PlannerInfo *root, RelOptInfo *rel, DqPlanQueue *queue)
 		RestrictInfo *rinfo = lfirst_node(RestrictInfo, lc);
 		DqQual		qual;
 
+		if (IsA(rinfo->clause, CurrentOfExpr))
+			refuse_current_of(relid);
 		if (rinfo->pseudoconstant ||
 			!dq_qual_recognise(root, queue, rel->relid, rinfo->clause, &qual))
 		{
@@ -87,7 +99,7 @@ dq_get_rel_size(PlannerInfo *root, RelOptInfo *rel, Oid relid)
 	else if (rel->tuples < 0)
 		rel->tuples = DEFAULT_TASKS;
 	queue->tasks = rel->tuples;
-	sort_conditions(root, rel, queue);
+	sort_conditions(root, rel, relid, queue);
 	set_baserel_size_estimates(root, rel);
 	/* ids and keys are unique, whatever the statistics say */
 	if (queue->lookup && rel->rows > queue->sought)
