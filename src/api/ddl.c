@@ -14,6 +14,7 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/indexing.h"
+#include "catalog/pg_authid.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_foreign_server.h"
 #include "catalog/pg_foreign_table.h"
@@ -354,6 +355,37 @@ table_is_ours(Oid relid)
 	return ours;
 }
 
+/*
+ * A session logged in as the owner delivers into his sink. That is said where a sink is
+ * given; a queue that gets such an owner later is parked.
+ */
+static void
+check_login(const DqQueue *queue, Node *statement)
+{
+#ifdef DQ_EXECUTOR_NEEDS_LOGIN
+	static const char *const names[] = {"sink", NULL};
+	HeapTuple	tuple;
+	bool		may;
+
+	if (queue->sink == NULL || queue->producer ||
+		(IsA(statement, AlterTableStmt) && !option_touched(statement, names)))
+		return;
+	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(queue->owner));
+	if (!HeapTupleIsValid(tuple))
+		return;
+	may = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+	ReleaseSysCache(tuple);
+	if (!may)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("owner \"%s\" of queue \"%s\" is not permitted to log in",
+						GetUserNameFromId(queue->owner, false), queue->relname),
+				 errdetail("Due tasks are delivered by a session of the owner."),
+				 errhint("ALTER ROLE %s LOGIN; a password is not needed. PostgreSQL 17 does not need it.",
+						 quote_identifier(GetUserNameFromId(queue->owner, false)))));
+#endif
+}
+
 /* What can be said of a table by itself. Its name in Redis, NULL: no queue. */
 static const char *
 define_table(Oid relid, Node *statement)
@@ -383,6 +415,7 @@ define_table(Oid relid, Node *statement)
 		fix_name(relid);
 
 	queue = dq_table_get(relid);
+	check_login(queue, statement);
 	dq_ddl_check_columns(queue);
 	dq_ddl_check_contents(queue);
 	check_name(queue);
