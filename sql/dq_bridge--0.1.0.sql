@@ -362,6 +362,18 @@ AS 'MODULE_PATHNAME', 'dq_resume' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.dq_resume(pg_catalog.regclass) IS
 'end a pause, and accept a loss of data: due tasks go on';
 
+CREATE FUNCTION @extschema@.dq_retry(queue pg_catalog.regclass, id pg_catalog.text DEFAULT NULL)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME', 'dq_retry' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.dq_retry(pg_catalog.regclass, pg_catalog.text) IS
+'offer dead letters of a queue (id: only that one) anew, due at once; returns how many';
+
+CREATE FUNCTION @extschema@.dq_discard(queue pg_catalog.regclass, id pg_catalog.text DEFAULT NULL)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME', 'dq_discard' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.dq_discard(pg_catalog.regclass, pg_catalog.text) IS
+'forget dead letters of a queue (id: only that one); returns how many';
+
 -- ---------------------------------------------------------------------------
 -- Queues
 -- ---------------------------------------------------------------------------

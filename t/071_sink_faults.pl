@@ -75,16 +75,16 @@ for my $case ([ 'executor', sub { my $pid = executor_pid(); kill 'KILL', $pid if
 $t->sql("CREATE TABLE far_arrived (payload text)");
 $t->queue('f', "sink 'far_arrived'", server => 'far');
 my @far;
-for my $round (1 .. $rounds)
+for my $mode ('cut 2', 'before 3', 'chance 0.5')
 {
 	push @far, offer('f', 500);
-	for (1 .. 4)
-	{
-		sleep(rand(0.3));
-		$proxy->cut;
-	}
+	sleep(0.3);
+	$proxy->mode($mode);
+	sleep(3);
+	$proxy->mode('pass');
 }
-settle('connections cut', 'far_arrived', @far);
+cmp_ok($proxy->cuts, '>', 3, 'replies were lost');
+settle('lost replies', 'far_arrived', @far);
 
 # ---- Redis loses data ---------------------------------------------------------------------
 # everything, while tasks arrive: what was delivered does not come again
@@ -116,7 +116,7 @@ is($t->sql("SELECT count(*) > 0 FROM dq_done"), 't', 'there is a done log');
 # it is looked through once a minute: an executor that starts looks at once
 ok(poll_until(sub {
 	my $pid = executor_pid();
-	kill 'KILL', $pid if $pid;
+	kill 'TERM', $pid if $pid;
 	push @all, offer('q', 1);
 	sleep(1.5);
 	return $t->sql("SELECT count(*) FROM dq_done d JOIN dq_shards s ON s.no = d.shard WHERE s.name = 'q' AND at < now() - interval '20 s'") == 0;
