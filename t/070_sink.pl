@@ -133,6 +133,18 @@ is_books('each once in both', [ map { "c$_" } grep { $_ != 7 } 1 .. 500 ], [ $r-
 is($t->sql("SELECT count(DISTINCT shard) FROM both_ways"), 2, 'of both shards');
 is($t->sql("SELECT count(*) FROM dq_poll('b', 3)"), 3, 'dq_poll takes from that list');
 
+# ---- from a sink to a list and back -----------------------------------------------------------------
+$t->fails("ALTER FOREIGN TABLE q OPTIONS (DROP sink)", '55000', 'a sink does not go while tasks may be on their way', like => qr/dq_pause/);
+$t->sql("SELECT dq_pause('q')");
+$t->sql("SELECT count(dq_offer('q', 'x' || i)) FROM generate_series(1, 100) i");
+ok(poll_until(sub { my ($rc) = $t->try("ALTER FOREIGN TABLE q OPTIONS (DROP sink)"); $rc == 0 }), 'paused, it does');
+$t->sql("SELECT dq_resume('q')");
+ok(poll_until(sub { $r->cmd('LLEN', 'q') == 100 }), 'then due tasks go to the list');
+$t->sql("ALTER FOREIGN TABLE q OPTIONS (ADD sink 'many')");
+$t->sql("SELECT count(dq_offer('q', 'y' || i)) FROM generate_series(1, 100) i");
+ok(arrives("many WHERE payload LIKE 'y%'", 100), 'and into a sink again');
+is(count("many WHERE payload LIKE 'x%'"), 0, 'each in one place');
+
 # ---- what the options refuse -------------------------------------------------------------------
 $t->fails("CREATE FOREIGN TABLE x (payload text) SERVER redis OPTIONS (sink 's', handler 'h')", '0A000', 'sink and handler together');
 $t->fails("CREATE FOREIGN TABLE x (payload text) SERVER redis OPTIONS (sink 'a..b')", '42602', 'a name that is none');

@@ -423,7 +423,7 @@ dq_outlet_step(DqDeliver *deliver, DqOutlet *outlet)
 	}
 	if (lend == DQ_LEND_GRANTED)
 		outlet->asking = true;
-	let_go = lend != DQ_LEND_GRANTED && lend != DQ_LEND_CLOSED && outlet->committed &&
+	let_go = lend != DQ_LEND_GRANTED && b.session[0] != '\0' && outlet->committed &&
 		TimestampDifferenceExceeds(outlet->committed_at, now, LINGER_MS);
 	if (lend != DQ_LEND_GRANTED && !let_go)
 		return false;
@@ -443,6 +443,9 @@ dq_outlet_step(DqDeliver *deliver, DqOutlet *outlet)
 		send_claim(&b, let_go, true);
 	}
 	outlet->asking = false;
+	/* frozen: Redis is told later */
+	if (b.claimed.fence.status != DQ_OK)
+		outlet->committed_at = TimestampTzPlusMilliseconds(now, 500);
 	if (b.claimed.fence.status != DQ_OK || b.claimed.answer != DQ_CLAIM_LENT)
 	{
 		dq_wake_bridge(MyDatabaseId, b.queue.serverid);

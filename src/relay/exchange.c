@@ -477,6 +477,7 @@ dq_shard_note_numbers(DqLink *link, DqShard *shard, const DqFenceRecord *record)
 
 	s->pending = record->pending;
 	s->held = record->held;
+	s->lent = record->lent;
 	s->ready = record->ready;
 	s->quarantined = record->quarantined;
 	s->overdue = record->overdue;

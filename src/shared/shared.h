@@ -268,6 +268,7 @@ typedef struct DqShardStats
 				held,
 				ready,
 				quarantined;
+	int64		lent;			/* tasks of a batch that PostgreSQL has */
 	int64		next_due;		/* ms, INT64_MAX: none */
 	int64		overdue;
 	int64		clock_skew_us;	/* database clock minus Redis clock */
