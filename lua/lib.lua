@@ -5,7 +5,7 @@
 -- ready list, channel, companion list, index, fence, hold, claim, quarantine,
 -- owner, twins, held, gone, taken.
 local PENDING, READY, CHANNEL, INDEX, FENCE = KEYS[1], KEYS[2], KEYS[3], KEYS[5], KEYS[6]
-local HOLD, BAD, OWNER, TWINS = KEYS[7], KEYS[9], KEYS[10], KEYS[11]
+local HOLD, CLAIM, BAD, OWNER, TWINS = KEYS[7], KEYS[8], KEYS[9], KEYS[10], KEYS[11]
 local HELD, GONE, TAKEN = KEYS[12], KEYS[13], KEYS[14]
 local call, sub, byte, char = redis.call, string.sub, string.byte, string.char
 local floor = math.floor

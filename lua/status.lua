@@ -9,10 +9,10 @@
 -- quarantined, overdue, type of the ready key, due of the earliest held task, '1' if
 -- elements of the ready list may be held, digest of its first element, '1' if this
 -- producer has reported for the session, producers that live (separated by spaces), held tasks
--- and elements.
+-- and elements, tasks lent to PostgreSQL. A lent task counts as held for its due.
 -- Cost: O(log N).
 local source = ARGV[1]
-local wrong = types()
+local wrong = types() or typed(CLAIM, 'hash')
 if wrong then return wrong end
 local t = call('TIME')
 local us = t[1] .. string.format('%06d', tonumber(t[2]))
@@ -66,10 +66,13 @@ elseif kind == 'stream' then ready = call('XLEN', READY) end
 -- Holds that are of no task in HELD: of elements of the list, or dead ones.
 local holds, tasks = call('HLEN', HOLD), call('ZCARD', HELD)
 local held = tasks > 0 and call('ZRANGE', HELD, 0, 0, 'WITHSCORES')[2] or ''
+local claim = call('HMGET', CLAIM, 'n', 'low')
+local lent = tonumber(claim[1] or '0') or 0
+if lent > 0 and (held == '' or tonumber(claim[2]) < tonumber(held)) then held = claim[2] end
 local first = ''
 if ARGV[5] == '1' and kind == 'list' then first = redis.sha1hex(call('LINDEX', READY, 0)) end
 return reply(OK, source, f[1] or '', f[2] or '', f[3] or '', f[4] or '',
   o[1] or '', o[2] or '', o[3] or '', o[4] or '', o[5] or '0', us,
   call('ZCARD', PENDING), holds, ready, call('HLEN', BAD),
   call('ZCOUNT', PENDING, '-inf', ARGV[4]), kind, held, holds > tasks and 1 or 0, first,
-  f[5] == session and 1 or 0, live, held_count())
+  f[5] == session and 1 or 0, live, held_count(), lent)

@@ -168,7 +168,59 @@ CREATE TABLE @extschema@.dq_pauses (
 );
 COMMENT ON TABLE @extschema@.dq_pauses IS 'queues that dq_pause has paused';
 
+-- Batches of due tasks that Redis lends to this database: per shard the last one whose
+-- effects are committed. The number is another each time, as in dq_marks.
+CREATE TABLE @extschema@.dq_claims (
+  shard pg_catalog.int4 NOT NULL,
+  number pg_catalog.int8 NOT NULL,
+  nonce pg_catalog.text NOT NULL,
+  suspect pg_catalog.int8 NOT NULL,     -- tasks due by then (ms) are looked up in dq_done
+  skip pg_catalog.text NOT NULL,        -- places of its tasks that have no copy in the list
+  PRIMARY KEY (shard, number)
+);
+COMMENT ON TABLE @extschema@.dq_claims IS
+'per shard: the last batch of due tasks whose effects are committed here';
+
+-- Which tasks have had their effect, so that Redis cannot bring them back.
+CREATE TABLE @extschema@.dq_done (
+  shard pg_catalog.int4 NOT NULL,
+  bucket pg_catalog.int8 NOT NULL,      -- due in ms, divided by 4096
+  xid pg_catalog.xid8 NOT NULL,
+  at pg_catalog.timestamptz NOT NULL,
+  tli pg_catalog.int4 NOT NULL,
+  tasks pg_catalog.bytea NOT NULL
+);
+CREATE INDEX dq_done_idx ON @extschema@.dq_done (shard, bucket);
+COMMENT ON TABLE @extschema@.dq_done IS
+'tasks that were delivered into this database, kept for the replay window';
+
+-- Tasks that could not be delivered. Its rows are data of the user's: dumped.
+CREATE TABLE @extschema@.dq_dead_letters (
+  queue pg_catalog.regclass NOT NULL,
+  id pg_catalog.text NOT NULL,
+  key pg_catalog.text,
+  payload pg_catalog.bytea NOT NULL,
+  due_at pg_catalog.timestamptz NOT NULL,
+  died_at pg_catalog.timestamptz NOT NULL,
+  attempts pg_catalog.int4 NOT NULL,
+  sqlstate pg_catalog.text NOT NULL,
+  error pg_catalog.text NOT NULL
+);
+CREATE INDEX dq_dead_letters_idx ON @extschema@.dq_dead_letters (queue, id);
+COMMENT ON TABLE @extschema@.dq_dead_letters IS
+'tasks that a sink could not take, with their bytes and the error; see dq_retry, dq_discard';
+ALTER TABLE @extschema@.dq_dead_letters ENABLE ROW LEVEL SECURITY;
+CREATE POLICY dq_dead_letters_owner ON @extschema@.dq_dead_letters FOR SELECT
+  USING (pg_catalog.pg_has_role('pg_monitor'::pg_catalog.name, 'USAGE'::pg_catalog.text)
+    OR EXISTS (SELECT FROM pg_catalog.pg_class c
+               WHERE c.oid OPERATOR(pg_catalog.=) queue::pg_catalog.oid
+                 AND pg_catalog.pg_has_role(c.relowner, 'USAGE'::pg_catalog.text)));
+COMMENT ON POLICY dq_dead_letters_owner ON @extschema@.dq_dead_letters IS
+'the owner of the queue, and pg_monitor';
+GRANT SELECT ON @extschema@.dq_dead_letters TO PUBLIC;
+
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.dq_source', '');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.dq_dead_letters', '');
 
 -- Rows of these tables are this database's own: a logical subscriber that has
 -- the extension must not get them (inserts are not decoded at all).
@@ -180,6 +232,9 @@ ALTER TABLE @extschema@.dq_emptied REPLICA IDENTITY NOTHING;
 ALTER TABLE @extschema@.dq_losses REPLICA IDENTITY NOTHING;
 ALTER TABLE @extschema@.dq_marks REPLICA IDENTITY NOTHING;
 ALTER TABLE @extschema@.dq_pauses REPLICA IDENTITY NOTHING;
+ALTER TABLE @extschema@.dq_claims REPLICA IDENTITY NOTHING;
+ALTER TABLE @extschema@.dq_done REPLICA IDENTITY NOTHING;
+ALTER TABLE @extschema@.dq_dead_letters REPLICA IDENTITY NOTHING;
 
 -- ---------------------------------------------------------------------------
 -- Offering
@@ -306,6 +361,18 @@ RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME', 'dq_resume' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.dq_resume(pg_catalog.regclass) IS
 'end a pause, and accept a loss of data: due tasks go on';
+
+CREATE FUNCTION @extschema@.dq_retry(queue pg_catalog.regclass, id pg_catalog.text DEFAULT NULL)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME', 'dq_retry' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.dq_retry(pg_catalog.regclass, pg_catalog.text) IS
+'offer dead letters of a queue (id: only that one) anew, due at once; returns how many';
+
+CREATE FUNCTION @extschema@.dq_discard(queue pg_catalog.regclass, id pg_catalog.text DEFAULT NULL)
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME', 'dq_discard' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.dq_discard(pg_catalog.regclass, pg_catalog.text) IS
+'forget dead letters of a queue (id: only that one); returns how many';
 
 -- ---------------------------------------------------------------------------
 -- Queues

@@ -164,6 +164,37 @@ dq_input_function_soft(FmgrInfo *function, char *str, Oid ioparam, int32 typmod,
 }
 #endif
 
+/* 16 lets the parser of names refuse without raising */
+#if PG_VERSION_NUM >= 160000
+#define DQ_NAME_LIST_CONTEXT , NULL
+#else
+#define DQ_NAME_LIST_CONTEXT
+#endif
+
+/* 17 lets a worker log in as a role without LOGIN */
+#if PG_VERSION_NUM >= 170000
+#define DQ_EXECUTOR_LOGIN BGWORKER_BYPASS_ROLELOGINCHECK
+#else
+#define DQ_EXECUTOR_LOGIN 0
+#define DQ_EXECUTOR_NEEDS_LOGIN
+#endif
+
+/* the same of rights */
+#if PG_VERSION_NUM >= 160000
+#define dq_namespace_usable(oid, role) \
+	(object_aclcheck(NamespaceRelationId, (oid), (role), ACL_USAGE) == ACLCHECK_OK)
+#else
+#define dq_namespace_usable(oid, role) \
+	(pg_namespace_aclcheck((oid), (role), ACL_USAGE) == ACLCHECK_OK)
+#endif
+#if PG_VERSION_NUM >= 160000
+#define dq_may_connect(dboid, role) \
+	(object_aclcheck(DatabaseRelationId, (dboid), (role), ACL_CONNECT) == ACLCHECK_OK)
+#else
+#define dq_may_connect(dboid, role) \
+	(pg_database_aclcheck((dboid), (role), ACL_CONNECT) == ACLCHECK_OK)
+#endif
+
 #ifndef PGDLLEXPORT
 #define PGDLLEXPORT
 #endif

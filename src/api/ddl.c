@@ -14,6 +14,7 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/indexing.h"
+#include "catalog/pg_authid.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_foreign_server.h"
 #include "catalog/pg_foreign_table.h"
@@ -37,6 +38,7 @@
 #include "outbox/outbox.h"
 #include "queue/options.h"
 #include "queue/queue.h"
+#include "shared/shared.h"
 
 PG_FUNCTION_INFO_V1(dq_on_ddl);
 
@@ -354,6 +356,69 @@ table_is_ours(Oid relid)
 	return ours;
 }
 
+/*
+ * A session logged in as the owner delivers into his sink. That is said where a sink is
+ * given; a queue that gets such an owner later is parked.
+ */
+static void
+check_login(const DqQueue *queue, Node *statement)
+{
+#ifdef DQ_EXECUTOR_NEEDS_LOGIN
+	static const char *const names[] = {"sink", NULL};
+	HeapTuple	tuple;
+	bool		may;
+
+	if (queue->sink == NULL || queue->producer ||
+		(IsA(statement, AlterTableStmt) && !option_touched(statement, names)))
+		return;
+	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(queue->owner));
+	if (!HeapTupleIsValid(tuple))
+		return;
+	may = ((Form_pg_authid) GETSTRUCT(tuple))->rolcanlogin;
+	ReleaseSysCache(tuple);
+	if (!may)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("owner \"%s\" of queue \"%s\" is not permitted to log in",
+						GetUserNameFromId(queue->owner, false), queue->relname),
+				 errdetail("Due tasks are delivered by a session of the owner."),
+				 errhint("ALTER ROLE %s LOGIN; a password is not needed. PostgreSQL 17 does not need it.",
+						 quote_identifier(GetUserNameFromId(queue->owner, false)))));
+#endif
+}
+
+/*
+ * The sink may go when no batch is on its way: a queue without one has nobody who would
+ * finish it, and its tasks would be nowhere.
+ */
+static void
+check_no_batch(DqQueue *queue, Node *statement)
+{
+	static const char *const names[] = {"sink", NULL};
+
+	if (queue->sink != NULL || !IsA(statement, AlterTableStmt) ||
+		!option_touched(statement, names))
+		return;
+	dq_shards_resolve(queue);
+	for (int i = 0; i < queue->nshards; i++)
+	{
+		DqShardStats stats;
+		const DqDelivery *d = &stats.delivery;
+
+		if (dq_queue_is_paused(queue) &&
+			dq_stats_get(MyDatabaseId, queue->shard_no[i], &stats) && stats.seen_at != 0 &&
+			!d->open && d->given == d->taken && d->answered == d->taken &&
+			d->in_flight == 0 && stats.lent == 0)
+			continue;
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("option \"sink\" of queue \"%s\" cannot be dropped while tasks may be on their way to it",
+						queue->relname),
+				 errhint("SELECT dq_pause('%s'); and try again a second later. If its table is gone, SET the option to another one first.",
+						 queue->relname)));
+	}
+}
+
 /* What can be said of a table by itself. Its name in Redis, NULL: no queue. */
 static const char *
 define_table(Oid relid, Node *statement)
@@ -383,6 +448,8 @@ define_table(Oid relid, Node *statement)
 		fix_name(relid);
 
 	queue = dq_table_get(relid);
+	check_login(queue, statement);
+	check_no_batch(queue, statement);
 	dq_ddl_check_columns(queue);
 	dq_ddl_check_contents(queue);
 	check_name(queue);

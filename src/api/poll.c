@@ -82,7 +82,7 @@ read_queue(Poll *poll)
 	queue = dq_queue_get(poll->relid);
 	dq_require(queue, ACL_DELETE | ACL_SELECT);
 	dq_require_not_producer(queue, "poll");
-	if (queue->destination != DQ_DEST_LIST)
+	if (queue->destination != DQ_DEST_LIST && !queue->list_copy)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("queue \"%s\" has no ready list to poll", queue->relname)));

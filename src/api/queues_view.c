@@ -125,6 +125,13 @@ fill_options(Oid relid, Datum *values, bool *nulls)
 		switch (option_columns[i].show)
 		{
 			case SHOW_TEXT:
+				/* a sink alone: no other destination */
+				if (strcmp(name, "destination") == 0 && !dq_option_given(options, name) &&
+					dq_option_given(options, "sink"))
+				{
+					*value = CStringGetTextDatum("none");
+					break;
+				}
 				*value = CStringGetTextDatum(dq_option_text(options, DQ_ON_TABLE, name));
 				break;
 			case SHOW_SWITCH:

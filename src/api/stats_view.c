@@ -83,6 +83,8 @@ state_of(bool alive, bool paused, const DqShardStats *stats)
 	if (published && strcmp(stats->state, "running") != 0 &&
 		strcmp(stats->state, "paused") != 0)
 		return stats->state;
+	if (stats != NULL && stats->delivery.parked[0] != '\0')
+		return "parked";
 	return paused ? "paused" : "running";
 }
 
@@ -102,7 +104,9 @@ fill_published(StatsRow *row, const DqShardStats *stats)
 			set_value(row, NEXT_DUE,
 					  TimestampTzGetDatum(dq_due_to_timestamp(stats->next_due)));
 	}
-	if (stats->transferred > 0)
+	if (stats->delivery.delivered > 0)
+		set_interval(row, LAG, stats->delivery.lag_us);
+	else if (stats->transferred > 0)
 		set_interval(row, LAG, stats->lag_us);
 	set_count(row, OFFERED, stats->offered);
 	set_count(row, RELAYED, stats->relayed);
@@ -110,12 +114,19 @@ fill_published(StatsRow *row, const DqShardStats *stats)
 	set_count(row, REMOVED, stats->removed);
 	set_count(row, REPLAYED, stats->replayed);
 	set_count(row, REMOVE_SCANS, stats->remove_scans);
-	set_count_if_any(row, DELIVERED, stats->delivered);
+	set_count_if_any(row, DELIVERED, stats->delivered + stats->delivery.delivered);
 	set_count_if_any(row, RESCHEDULED, stats->rescheduled);
-	set_count_if_any(row, FAILED, stats->failed);
-	set_count_if_any(row, RETRIED, stats->retried);
-	set_count_if_any(row, DEAD, stats->dead);
-	set_count_if_any(row, IN_FLIGHT, stats->in_flight);
+	set_count_if_any(row, FAILED, stats->delivery.failed);
+	set_count_if_any(row, RETRIED, stats->delivery.retried);
+	set_count_if_any(row, DEAD, stats->delivery.dead);
+	set_count_if_any(row, IN_FLIGHT, stats->delivery.in_flight);
+	if (stats->delivery.parked[0] != '\0')
+	{
+		set_value(row, LAST_ERROR, CStringGetTextDatum(stats->delivery.parked));
+		set_value(row, LAST_ERROR_AT, TimestampTzGetDatum(stats->delivery.parked_at));
+		set_value(row, WARNINGS, dq_warnings_array(stats->warnings));
+		return;
+	}
 	if (stats->last_error[0] != '\0')
 		set_value(row, LAST_ERROR, CStringGetTextDatum(stats->last_error));
 	if (stats->last_error_at != 0)

@@ -229,10 +229,21 @@ may_see_server(Oid serverid)
 	return false;
 }
 
+/* A bridge of one's queues, one's own executor */
+static bool
+may_see(const DqWorkerSlot *slot)
+{
+	if (slot->dboid != MyDatabaseId)
+		return false;
+	if (slot->role == DQ_ROLE_EXECUTOR)
+		return has_privs_of_role(GetUserId(), slot->serverid);
+	return slot->role == DQ_ROLE_BRIDGE && may_see_server(slot->serverid);
+}
+
 /*
- * Rows of dq_workers: the processes, and the bridges that are wanted and have
- * none at the moment (pid NULL). pg_monitor sees all, others the bridges of
- * queues on which they have a right.
+ * Rows of dq_workers: the processes, and those that are wanted and have none at the
+ * moment (pid NULL). pg_monitor sees all, others the bridges of queues on which they
+ * have a right, and their own executor.
  */
 Datum
 dq_workers_rows(PG_FUNCTION_ARGS)
@@ -266,8 +277,7 @@ dq_workers_rows(PG_FUNCTION_ARGS)
 
 		if (!slot->in_use)
 			continue;
-		if (!see_all && (slot->role != DQ_ROLE_BRIDGE || slot->dboid != MyDatabaseId ||
-						 !may_see_server(slot->serverid)))
+		if (!see_all && !may_see(slot))
 			continue;
 
 		values[PID] = Int32GetDatum(slot->pid);
@@ -279,10 +289,11 @@ dq_workers_rows(PG_FUNCTION_ARGS)
 			namestrcpy(&database, dbname);
 		values[DATABASE] = NameGetDatum(&database);
 		nulls[DATABASE] = dbname == NULL;
+		/* of an executor it is the owner's name */
 		namestrcpy(&server, TextDatumGetCString(foreign_text(slot->server)));
-		values[SERVER] = NameGetDatum(&server);
-		nulls[SERVER] = slot->server[0] == '\0';
-		nulls[OWNER] = true;
+		values[SERVER] = values[OWNER] = NameGetDatum(&server);
+		nulls[SERVER] = slot->server[0] == '\0' || slot->role == DQ_ROLE_EXECUTOR;
+		nulls[OWNER] = slot->role != DQ_ROLE_EXECUTOR;
 		values[STATE] = CStringGetTextDatum(slot->state);
 		values[SINCE] = TimestampTzGetDatum(slot->since);
 		values[RECONNECTS] = Int64GetDatum(slot->reconnects);

@@ -153,22 +153,7 @@ task_of_redis(Task *task, const DqTask *found)
 {
 	int64		ms = found->due;
 
-	/* in our packing eight bytes are a number; anything else is shown as it is */
-	if (found->idlen == 8 && !found->old)
-	{
-		uint64		id = 0;
-
-		for (int i = 0; i < 8; i++)
-			id = (id << 8) | (unsigned char) found->idbytes[i];
-		task->id = dq_id_out(ms, id);
-	}
-	else
-	{
-		char	   *hex = palloc(2 * found->idlen + 1);
-
-		hex[hex_encode(found->idbytes, found->idlen, hex)] = '\0';
-		task->id = psprintf(INT64_FORMAT "-x%s", ms, hex);
-	}
+	task->id = dq_task_id(found);
 	task->key = found->key;
 	task->key_len = found->key_len;
 	task->payload = found->payload;

@@ -398,6 +398,22 @@ extern void dq_xact_touched(Oid serverid);	/* wake its bridge at commit */
 extern void dq_xact_registered(void);		/* shards were registered */
 extern uint32 dq_xact_generation(void);		/* moves when that was rolled back */
 
+/* ---- dead letters: columns of dq_dead_letters ----------------------------------- */
+
+enum
+{
+	DQ_DEAD_QUEUE = 1,
+	DQ_DEAD_ID,
+	DQ_DEAD_KEY,
+	DQ_DEAD_PAYLOAD,
+	DQ_DEAD_DUE_AT,
+	DQ_DEAD_DIED_AT,
+	DQ_DEAD_ATTEMPTS,
+	DQ_DEAD_SQLSTATE,
+	DQ_DEAD_ERROR,
+	DQ_DEAD_NATTS = DQ_DEAD_ERROR
+};
+
 /* ---- pauses.c -------------------------------------------------------------------- */
 
 extern bool dq_queue_is_paused(const DqQueue *queue);

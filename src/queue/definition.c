@@ -407,6 +407,15 @@ build_queue(Oid relid)
 	queue->destination =
 		strcmp(dq_option_text(options, DQ_ON_TABLE, "destination"), "none") == 0 ?
 		DQ_DEST_NONE : DQ_DEST_LIST;
+	queue->sink = copy_or_null(dq_option_text(options, DQ_ON_TABLE, "sink"));
+	queue->notify = copy_or_null(dq_option_text(options, DQ_ON_TABLE, "notify"));
+	if (queue->sink)
+	{
+		/* list only if it says so */
+		queue->list_copy = queue->destination == DQ_DEST_LIST &&
+			dq_option_given(options, "destination");
+		queue->destination = DQ_DEST_SINK;
+	}
 	queue->on_outage =
 		strcmp(dq_option_text(options, DQ_ON_TABLE, "on_outage"), "error") == 0 ?
 		DQ_OUTAGE_ERROR : DQ_OUTAGE_DEFER;

@@ -62,9 +62,9 @@ const DqOption dq_options_known[] = {
 	/* queue: where due tasks go */
 	{"destination", DQ_ON_TABLE, KIND_CHOICE, "list", 0, 0, "list|stream|none", "stream"},
 	{"stream_maxlen", DQ_ON_TABLE, KIND_INTEGER, "0", 0, PG_INT64_MAX, NULL, DQ_OPTION_LATER},
-	TEXT_OPT("sink", DQ_ON_TABLE, DQ_OPTION_LATER),
+	TEXT_OPT("sink", DQ_ON_TABLE, NULL),
 	TEXT_OPT("handler", DQ_ON_TABLE, DQ_OPTION_LATER),
-	TEXT_OPT("notify", DQ_ON_TABLE, DQ_OPTION_LATER),
+	TEXT_OPT("notify", DQ_ON_TABLE, NULL),
 	{"concurrency", DQ_ON_TABLE, KIND_INTEGER, "1", 1, 1000, NULL, DQ_OPTION_LATER},
 	{"max_attempts", DQ_ON_TABLE, KIND_INTEGER, "20", 1, PG_INT32_MAX, NULL, DQ_OPTION_LATER},
 	{"backoff", DQ_ON_TABLE, KIND_DURATION, "1s", 0, MS_MAX, NULL, DQ_OPTION_LATER},

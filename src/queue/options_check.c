@@ -18,8 +18,10 @@
 #include "lib/stringinfo.h"
 #include "miscadmin.h"
 #include "utils/builtins.h"
+#include "utils/regproc.h"
 #include "utils/varlena.h"
 
+#include "compat.h"
 #include "queue/options_private.h"
 
 static const char *const context_names[] = {
@@ -168,6 +170,15 @@ check_special(const DqOption *option, const char *value, int64 number)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("option \"%s\" must not be empty", option->name),
 				 errhint("Leave the option out.")));
+
+	/* 42602 of the name's parser says what is wrong with it */
+	if (strcmp(option->name, "sink") == 0)
+		(void) stringToQualifiedNameList(value DQ_NAME_LIST_CONTEXT);
+	if (strcmp(option->name, "notify") == 0 && strlen(value) >= NAMEDATALEN)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("value of option \"%s\" is too long", option->name),
+				 errhint("A channel has at most %d bytes.", NAMEDATALEN - 1)));
 
 	if (option->context != DQ_ON_SERVER)
 		return;

@@ -23,7 +23,8 @@
 typedef enum DqDestination
 {
 	DQ_DEST_LIST,
-	DQ_DEST_NONE
+	DQ_DEST_NONE,
+	DQ_DEST_SINK				/* a table of PostgreSQL */
 } DqDestination;
 
 /* What a foreign table shows of its queue */
@@ -82,6 +83,10 @@ typedef struct DqQueue
 	bool		index;
 	bool		at_once;		/* transactional off */
 	DqDestination destination;
+	bool		list_copy;		/* sink with destination list: acknowledged tasks go to
+								 * the ready list as well */
+	char	   *sink;			/* as the option names it, NULL: none */
+	char	   *notify;			/* channel, NULL: none */
 	DqOnOutage	on_outage;
 	int			remove_timeout; /* ms */
 	bool		stop_on_loss;	/* on_data_loss */
@@ -274,6 +279,7 @@ typedef struct DqFenceRecord
 	bool		healed;			/* as a producer we have reported for the session */
 	char	   *producers;		/* that live, separated by spaces; told to the owner */
 	int64		held;			/* tasks, and elements of the ready list */
+	int64		lent;			/* tasks lent to PostgreSQL; count for held_due */
 } DqFenceRecord;
 
 #define DQ_MAX_APPLY_ARGS 11	/* arguments before the operations */
@@ -528,6 +534,11 @@ typedef struct DqTask
 	size_t		key_len;
 } DqTask;
 
+/* Id, payload and format of a task whose member is set */
+extern void dq_task_parse(DqTask *task);
+/* Its id as SQL shows it; palloc'd */
+extern char *dq_task_id(const DqTask *task);
+
 /* The fence as it stood when tasks were read */
 typedef struct DqReadFence
 {
@@ -688,6 +699,51 @@ extern void dq_op_ready(DqRedis *redis, const char *queue, const DqKeys *keys,
 extern void dq_op_bad(DqRedis *redis, const char *queue, const DqKeys *keys,
 					  const char *source, const DqShelfPlace *from, int limit,
 					  DqShelf *shelf);
+
+/* ---- claim.c: batches lent to PostgreSQL (PO 13, PO 14) ------------------------- */
+
+#define DQ_NONCE_LEN 16			/* hex digits */
+
+typedef enum DqClaimAnswer
+{
+	DQ_CLAIM_NOTHING,			/* nothing is due */
+	DQ_CLAIM_LENT,
+	DQ_CLAIM_OTHER				/* number or nonce there are not what we have committed */
+} DqClaimAnswer;
+
+typedef struct DqClaimArgs
+{
+	const char *session;
+	int64		floor;
+	const char *source;
+	int64		now;			/* ms: tasks due by then */
+	int64		number;			/* of the last batch that PostgreSQL has committed */
+	const char *nonce;			/* its, "" none */
+	const char *next_nonce;		/* for the next one */
+	int			limit;			/* tasks */
+	bool		list;			/* committed ones go to the ready list too ... */
+	const char *skip;			/* ... but for those at these places: '3,17' */
+	bool		renumber;		/* what was found there is void: go on from number */
+	int64		found_number;
+	const char *found_nonce;
+	bool		only_let_go;	/* lend nothing */
+} DqClaimArgs;
+
+typedef struct DqClaimed
+{
+	DqFence		fence;
+	DqClaimAnswer answer;
+	int64		number;			/* of the lent batch; of what was found there */
+	char		nonce[2 * DQ_NONCE_LEN];
+	int64		let_go;
+	int64		quarantined;
+	bool		more;			/* the page was full */
+	int			ntasks;
+	DqTask	   *tasks;
+} DqClaimed;
+
+extern void dq_op_claim(DqRedis *redis, const char *queue, const DqKeys *keys,
+						const DqClaimArgs *args, DqClaimed *claimed);
 
 /* Read the fence record; renews the lease if session is given and ours. */
 typedef struct DqStatusArgs

@@ -8,6 +8,8 @@
 
 #include <math.h>
 
+#include "utils/builtins.h"
+
 #include "queue/operations_private.h"
 
 /* ---- tasks in a reply ------------------------------------------------------ */
@@ -55,8 +57,8 @@ old_format(DqTask *task)
 }
 
 /* The same as function parse in lua/lib.lua. */
-static void
-parse_member(DqTask *task)
+void
+dq_task_parse(DqTask *task)
 {
 	size_t		len = task->member_len;
 	size_t		head;
@@ -80,6 +82,25 @@ parse_member(DqTask *task)
 	}
 }
 
+/* In our packing eight bytes are a number; anything else is shown as it is. */
+char *
+dq_task_id(const DqTask *task)
+{
+	char	   *hex;
+
+	if (task->idlen == 8 && !task->old)
+	{
+		uint64		id = 0;
+
+		for (int i = 0; i < 8; i++)
+			id = (id << 8) | (unsigned char) task->idbytes[i];
+		return dq_id_out(task->due, id);
+	}
+	hex = palloc(2 * task->idlen + 1);
+	hex[hex_encode(task->idbytes, task->idlen, hex)] = '\0';
+	return psprintf(INT64_FORMAT "-x%s", task->due, hex);
+}
+
 /* Score, member and, if there is one, key, as range.lua describes them. */
 static void
 read_task(const DqReply *e, bool keyed, DqTask *task)
@@ -98,7 +119,7 @@ read_task(const DqReply *e, bool keyed, DqTask *task)
 	else if (*kind == 'o' && e[1].len == 8 + LENGTH_SIZE)
 		old_format(task);
 	else if (*kind == '\0')
-		parse_member(task);
+		dq_task_parse(task);
 
 	if (keyed && task->readable && !task->old && task->idlen == 8 &&
 		e[2].type == DQ_REPLY_STRING)

@@ -31,7 +31,7 @@ void
 dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 					DqReply **error)
 {
-	DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 22, error);
+	DqReply    *reply = dq_script_next(redis, DQ_SCRIPT_STATUS, FENCE_ELEMENTS + 23, error);
 	int			i = FENCE_ELEMENTS;
 
 	if (!reply)
@@ -60,6 +60,7 @@ dq_op_status_result(DqRedis *redis, DqFence *fence, DqFenceRecord *record,
 	record->healed = dq_part_int(reply, i++) == 1;
 	record->producers = dq_part_text(reply, i++);
 	record->held = dq_part_int(reply, i++);
+	record->lent = dq_part_int(reply, i++);
 	dq_reply_free(reply);
 }
 

@@ -52,7 +52,8 @@ static Script scripts[DQ_NUM_SCRIPTS] = {
 	[DQ_SCRIPT_COUNT] = {"count", dq_lua_count},
 	[DQ_SCRIPT_SAMPLE] = {"sample", dq_lua_sample},
 	[DQ_SCRIPT_READY] = {"ready", dq_lua_ready},
-	[DQ_SCRIPT_BAD] = {"bad", dq_lua_bad}
+	[DQ_SCRIPT_BAD] = {"bad", dq_lua_bad},
+	[DQ_SCRIPT_CLAIM] = {"claim", dq_lua_claim}
 };
 
 static const char lib_name[] = "lib";

@@ -11,7 +11,10 @@
 #include "settings.h"
 
 #include "access/xact.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_database.h"
 #include "miscadmin.h"
+#include "utils/acl.h"
 #include "utils/inval.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
@@ -49,6 +52,7 @@ register_callbacks(void)
 	CacheRegisterSyscacheCallback(FOREIGNSERVEROID, syscache_callback, (Datum) 0);
 	CacheRegisterSyscacheCallback(USERMAPPINGOID, syscache_callback, (Datum) 0);
 	CacheRegisterSyscacheCallback(AUTHOID, syscache_callback, (Datum) 0);
+	CacheRegisterSyscacheCallback(DATABASEOID, syscache_callback, (Datum) 0);
 	CacheRegisterRelcacheCallback(relcache_callback, (Datum) 0);
 	done = true;
 }
@@ -149,6 +153,7 @@ make_shard(DqLink *link, int32 no, const char *name)
 	shard->snapshots = AllocSetContextCreate(context, "dq_bridge snapshots",
 											 ALLOCSET_SMALL_SIZES);
 	shard->next_due = PG_INT64_MAX;
+	shard->heard_due = PG_INT64_MAX;
 	shard->floor = -1;
 	if (!dq_stats_get(MyDatabaseId, no, &shard->stats))
 		memset(&shard->stats, 0, sizeof(shard->stats));
@@ -167,6 +172,40 @@ drop_shard(DqLink *link, DqShard *shard)
 	MemoryContextDelete(shard->context);
 }
 
+/*
+ * A session that is logged in as the owner delivers. Where he may not log in, his
+ * queues wait, and say so.
+ */
+static void
+want_executor(DqShard *shard)
+{
+	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(shard->owner));
+	Form_pg_authid role;
+	char	   *reason = NULL;
+
+	if (!HeapTupleIsValid(tuple))
+		return;
+	role = (Form_pg_authid) GETSTRUCT(tuple);
+#ifdef DQ_EXECUTOR_NEEDS_LOGIN
+	if (!role->rolcanlogin)
+		reason = psprintf("owner \"%s\" is not permitted to log in", NameStr(role->rolname));
+#endif
+	if (reason == NULL && !role->rolsuper && !dq_may_connect(MyDatabaseId, shard->owner))
+		reason = psprintf("owner \"%s\" may not connect to this database",
+						  NameStr(role->rolname));
+	if (reason)
+	{
+		dq_worker_unwant(DQ_ROLE_EXECUTOR, MyDatabaseId, shard->owner);
+		dq_delivery_parked(MyDatabaseId, shard->no, reason);
+	}
+	else if (dq_worker_want(DQ_ROLE_EXECUTOR, MyDatabaseId, shard->owner,
+							NameStr(role->rolname)))
+		dq_wake_launcher();
+	else
+		dq_wake_executor(MyDatabaseId, shard->owner);
+	ReleaseSysCache(tuple);
+}
+
 static void
 define_shard(DqShard *shard, const DqQueue *queue, bool paused)
 {
@@ -175,7 +214,12 @@ define_shard(DqShard *shard, const DqQueue *queue, bool paused)
 	shard->relid = queue->relid;
 	shard->producer = queue->producer;
 	shard->index = queue->index;
+	if (shard->destination == DQ_DEST_SINK && queue->destination != DQ_DEST_SINK)
+		dq_delivery_parked(MyDatabaseId, shard->no, "");
 	shard->destination = queue->destination;
+	shard->owner = queue->owner;
+	if (queue->destination == DQ_DEST_SINK && !queue->producer)
+		want_executor(shard);
 	shard->paused = paused;
 	shard->stop_on_loss = queue->stop_on_loss;
 	shard->seen_in_catalog = true;

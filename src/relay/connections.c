@@ -183,7 +183,12 @@ dq_link_messages(DqLink *link)
 				strlcpy(number, reply->elements[2].str,
 						Min(sizeof(number), reply->elements[2].len + 1));
 				if (shard)
-					shard->next_due = Min(shard->next_due, strtoll(number, NULL, 10));
+				{
+					int64		due = strtoll(number, NULL, 10);
+
+					shard->next_due = Min(shard->next_due, due);
+					shard->heard_due = Min(shard->heard_due, due);
+				}
 			}
 			else if (reply->type == DQ_REPLY_ERROR)
 				broken = true;	/* no right on the channel: polling alone */

@@ -109,6 +109,7 @@ dq_shard_note_fence(DqLink *link, DqShard *shard, const DqFence *fence)
 	if (shard->state != DQ_SHARD_OPEN && shard->state != DQ_SHARD_FROZEN)
 		return false;			/* forgotten meanwhile: looked at anew */
 	shard->next_due = fence->next_due;
+	shard->heard_due = Min(shard->heard_due, fence->next_due);
 	shard->stats.next_due = fence->next_due;
 	switch (fence->status)
 	{
@@ -234,8 +235,9 @@ any_defers(const DqLink *link)
 	return false;
 }
 
+/* Nothing that was committed, nor a pause or a loss, keeps due tasks where they are. */
 static bool
-is_due(const DqLink *link, const DqShard *shard, int64 now_ms)
+may_move(const DqLink *link, const DqShard *shard)
 {
 	const DqBatch *batch = shard->batch;
 
@@ -247,9 +249,41 @@ is_due(const DqLink *link, const DqShard *shard, int64 now_ms)
 		(batch && (batch->deferred > 0 || (batch->removes > 0 && batch->rows < 5000))))
 		return false;
 	return !link->no_transfer && shard->state == DQ_SHARD_OPEN && !shard->producer && !dq_shard_is_halted(shard) &&
-		OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
-		!shard->transfer_in_flight &&
+		OidIsValid(shard->relid);
+}
+
+static bool
+is_due(const DqShard *shard, int64 now_ms)
+{
+	return shard->destination == DQ_DEST_LIST && !shard->transfer_in_flight &&
 		(shard->transfer_more || shard->next_due <= now_ms);
+}
+
+/*
+ * A queue with a sink: its executor claims what is due, when it may. A claim's answer
+ * tells when the next task is due, unless something earlier was heard of since.
+ */
+static void
+lend(DqShard *shard, bool may, int64 now_ms)
+{
+	uint64		answered;
+	int64		next_due;
+	bool		wake;
+
+	wake = dq_lend_give(MyDatabaseId, shard->no, may, shard->next_due <= now_ms, &answered,
+						&next_due, &shard->lent);
+	if (answered != shard->lend_answered)
+	{
+		shard->lend_answered = answered;
+		shard->next_due = Min(next_due, shard->heard_due);
+		shard->stats.next_due = shard->next_due;
+		shard->marking.wanted = true;
+	}
+	if (wake)
+	{
+		shard->heard_due = PG_INT64_MAX;
+		dq_wake_executor(MyDatabaseId, shard->owner);
+	}
 }
 
 static void
@@ -283,13 +317,17 @@ dq_exchange_send(DqLink *link)
 	for (i = 0; i < nshards; i++)
 	{
 		DqShard    *shard = list_nth(link->shards, (link->send_from + i) % nshards);
+		bool		may;
 
 		if (link->nrequests + 3 > DQ_MAX_REQUESTS)
 			break;
-		if (shard->state != DQ_SHARD_OPEN && shard->state != DQ_SHARD_FROZEN)
+		if ((shard->state != DQ_SHARD_OPEN && shard->state != DQ_SHARD_FROZEN) ||
+			shard->blocked_until > now || shard->broken)
+		{
+			if (shard->destination == DQ_DEST_SINK)
+				lend(shard, false, now_ms);
 			continue;
-		if (shard->blocked_until > now || shard->broken)
-			continue;
+		}
 		dq_shard_share_floor(shard);
 
 		if (shard->prepared)
@@ -297,7 +335,10 @@ dq_exchange_send(DqLink *link)
 			send_page(link, shard);
 			sent = true;
 		}
-		if (is_due(link, shard, now_ms) && !(defers && queue_defers(link, shard)))
+		may = may_move(link, shard) && !(defers && queue_defers(link, shard));
+		if (shard->destination == DQ_DEST_SINK)
+			lend(shard, may, now_ms);
+		if (may && is_due(shard, now_ms))
 		{
 			DQ_POINT("transfer.send");
 			dq_op_transfer_send(link->redis, &shard->keys, shard->session,
@@ -436,6 +477,7 @@ dq_shard_note_numbers(DqLink *link, DqShard *shard, const DqFenceRecord *record)
 
 	s->pending = record->pending;
 	s->held = record->held;
+	s->lent = record->lent;
 	s->ready = record->ready;
 	s->quarantined = record->quarantined;
 	s->overdue = record->overdue;

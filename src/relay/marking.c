@@ -144,7 +144,7 @@ dq_mark_note(DqShard *shard, const DqFence *fence, const DqFenceRecord *record)
 		m->pushed_then = m->pushed;
 		strlcpy(m->first, record->ready_first, sizeof(m->first));
 		m->confirmed = empty;
-		m->last = empty;
+		m->last = empty && record->lent == 0;
 	}
 }
 

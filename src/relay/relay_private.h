@@ -142,6 +142,7 @@ typedef struct DqShard
 	bool		stop_on_loss;
 	char	   *loss;			/* what is missing for ever, NULL: nothing */
 	DqDestination destination;
+	Oid			owner;			/* of the table: whose executor delivers */
 
 	/* protocol */
 	DqShardState state;
@@ -184,6 +185,9 @@ typedef struct DqShard
 	/* due tasks */
 	int64		next_due;
 	bool		transfer_more;
+	bool		lent;			/* the executor has permission for a claim, or claims */
+	uint64		lend_answered;	/* claims whose answers have been noted */
+	int64		heard_due;		/* earliest due heard of since permission was given */
 	TimestampTz status_at;		/* of the last look */
 	TimestampTz blocked_until;	/* after an error of this shard alone */
 	int			failures;

@@ -118,6 +118,7 @@ dq_link_publish(DqLink *link, DqShard *shard)
 	scans = shared->remove_scans;
 	shard->stats.writing = shared->writing;
 	shard->stats.epoch = shared->epoch;
+	shard->stats.delivery = shared->delivery;
 	*shared = shard->stats;
 	shared->key = key;
 	shared->remove_scans = scans;
@@ -208,9 +209,12 @@ time_to_wait(DqLink *link)
 			continue;
 		}
 		if (shard->state == DQ_SHARD_OPEN && !shard->producer && !dq_shard_is_halted(shard) &&
-			OidIsValid(shard->relid) && shard->destination == DQ_DEST_LIST &&
-			shard->next_due != PG_INT64_MAX)
+			OidIsValid(shard->relid) && shard->destination != DQ_DEST_NONE &&
+			shard->next_due != PG_INT64_MAX && !shard->lent)
 			wait = Min(wait, Max(shard->next_due - now_ms, 0));
+		/* a permission that nobody takes is renewed */
+		if (shard->lent)
+			wait = Min(wait, 100);
 		if (shard->state == DQ_SHARD_FROZEN && shard->thaw_at > now)
 			wait = Min(wait, TimestampDifferenceMilliseconds(now, shard->thaw_at));
 		if (shard->state == DQ_SHARD_UNKNOWN || shard->state == DQ_SHARD_RESYNC)

@@ -52,6 +52,22 @@ dq_register_launcher(Oid dboid)
 	return RegisterDynamicBackgroundWorker(&worker, &handle) ? handle : NULL;
 }
 
+BackgroundWorkerHandle *
+dq_register_executor(Oid dboid, Oid owner, const char *database, const char *owner_name)
+{
+	BackgroundWorker worker;
+	BackgroundWorkerHandle *handle;
+
+	fill_worker(&worker, "dq_bridge executor", "dq_executor_main");
+	snprintf(worker.bgw_name, sizeof(worker.bgw_name), "dq_bridge executor %s/%s",
+			 database, owner_name);
+	worker.bgw_restart_time = BGW_NEVER_RESTART;
+	worker.bgw_main_arg = ObjectIdGetDatum(dboid);
+	memcpy(worker.bgw_extra, &owner, sizeof(owner));
+	worker.bgw_notify_pid = MyProcPid;
+	return RegisterDynamicBackgroundWorker(&worker, &handle) ? handle : NULL;
+}
+
 /*
  * Never restarted by the postmaster: after a crash the launcher comes back with
  * empty shared memory and would start them a second time.

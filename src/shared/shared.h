@@ -31,7 +31,7 @@ typedef enum DqRole
 {
 	DQ_ROLE_LAUNCHER,
 	DQ_ROLE_BRIDGE,				/* one per database and server */
-	DQ_ROLE_EXECUTOR			/* not used yet: sinks and handlers */
+	DQ_ROLE_EXECUTOR			/* one per database and owner of queues with sinks */
 } DqRole;
 
 /*
@@ -45,7 +45,7 @@ typedef struct DqWorkerSlot
 	int			procno;			/* whose latch to set, -1 unknown */
 	DqRole		role;
 	Oid			dboid;			/* InvalidOid: the launcher of all databases */
-	Oid			serverid;		/* bridge only */
+	Oid			serverid;		/* of a bridge; of an executor its role's oid */
 	char		server[NAMEDATALEN];	/* for dq_workers, which shows the servers
 										 * of other databases as well */
 	char		state[16];		/* wanted, starting, waiting, running, redis_down,
@@ -128,8 +128,11 @@ extern void dq_worker_forget(void);
 /* It has worked: the next process needs no backoff. */
 extern void dq_worker_thrives(void);
 
-/* Make sure there is a slot for a bridge; true: it is new (wake the launcher). */
-extern bool dq_worker_want(Oid dboid, Oid serverid, const char *server);
+/* Make sure there is a slot for a bridge or an executor (name: the server's, the
+ * owner's); true: it is new (wake the launcher). */
+extern bool dq_worker_want(DqRole role, Oid dboid, Oid serverid, const char *name);
+/* No process is to be started any more for this slot. */
+extern void dq_worker_unwant(DqRole role, Oid dboid, Oid serverid);
 /* A look at the database is over that began when it had been poked so often. */
 extern uint32 dq_database_pokes(Oid dboid);
 extern void dq_database_looked(Oid dboid, uint32 pokes, bool here);
@@ -153,6 +156,8 @@ extern bool dq_wake_bridge(Oid dboid, Oid serverid);
  * that bridges compare, wakes nobody. */
 extern void dq_note_rollback(void);
 extern uint64 dq_rollbacks(void);
+/* Set the latch of an owner's executor. */
+extern void dq_wake_executor(Oid dboid, Oid owner);
 extern bool dq_bridge_alive(Oid dboid, Oid serverid);	/* pid != 0 */
 /* A launcher that serves this database (all databases, or this one). */
 extern bool dq_launcher_alive(Oid dboid);
@@ -186,9 +191,36 @@ struct BackgroundWorkerHandle;
 extern void dq_register_static_launcher(void);	/* from _PG_init */
 /* NULL: no free slot of max_worker_processes */
 extern struct BackgroundWorkerHandle *dq_register_launcher(Oid dboid);
+extern struct BackgroundWorkerHandle *dq_register_executor(Oid dboid, Oid owner,
+														   const char *database,
+														   const char *owner_name);
 extern struct BackgroundWorkerHandle *dq_register_bridge(Oid dboid, Oid serverid,
 														 const char *database,
 														 const char *server);
+
+/* ---- lend.c: permissions for claims, see DqDelivery ------------------------ */
+
+typedef enum DqLendState
+{
+	DQ_LEND_CLOSED,				/* nothing may be sent */
+	DQ_LEND_NONE,
+	DQ_LEND_STALE,				/* one was given too long ago */
+	DQ_LEND_GRANTED
+} DqLendState;
+
+/* The executor: is there one? Session and floor to use (PO 7). */
+extern DqLendState dq_lend_get(Oid dboid, int32 shard, char *session, int64 *floor);
+/* Use it up; false: it is gone. unused: only ask for another. */
+extern bool dq_lend_take(Oid dboid, int32 shard, bool unused);
+extern void dq_lend_want(Oid dboid, int32 shard);
+/* How the claim has ended: the version seen and the next due instant; -1: unknown */
+extern void dq_lend_answered(Oid dboid, int32 shard, const char *session, int64 version,
+							 int64 next_due, int64 in_flight);
+/* The bridge: give one if there is reason to; true: the executor should wake. *answered
+ * and *next_due: what the last answer has said. */
+extern bool dq_lend_give(Oid dboid, int32 shard, bool may, bool due, uint64 *answered,
+						 int64 *next_due, bool *outstanding);
+extern void dq_delivery_parked(Oid dboid, int32 shard, const char *reason);
 
 /* ---- stats.c: published state of shards --------------------------------- */
 
@@ -197,6 +229,32 @@ typedef struct DqShardKey
 	Oid			dboid;
 	int32		shard;			/* dq_shards.no */
 } DqShardKey;
+
+/*
+ * What executors say of a shard of a queue with a sink, and how bridge and executor
+ * agree on claims: the bridge gives permission for one claim at a time, when all that
+ * was committed before is in Redis; what was given and not taken may be taken back.
+ */
+typedef struct DqDelivery
+{
+	int64		delivered,		/* counters since the shared memory was made */
+				failed,
+				retried,
+				dead;
+	int64		in_flight;		/* tasks that are lent at the moment */
+	int64		lag_us;			/* lateness of the newest batch */
+	char		parked[DQ_ERROR_LEN];	/* why tasks wait, "" they do not */
+	TimestampTz parked_at;
+	/* permissions */
+	bool		open;			/* the shard is thawed, not paused, not behind */
+	bool		wanted;			/* the executor would like one, due tasks or not */
+	uint64		given;
+	uint64		taken;
+	uint64		answered;		/* claims whose end is known */
+	TimestampTz given_at;		/* or renewed */
+	TimestampTz taken_at;
+	int64		next_due;		/* ms, as the last claim's answer said */
+} DqDelivery;
 
 /*
  * Written by the bridge (and by backends that relay themselves), read by
@@ -210,6 +268,7 @@ typedef struct DqShardStats
 				held,
 				ready,
 				quarantined;
+	int64		lent;			/* tasks of a batch that PostgreSQL has */
 	int64		next_due;		/* ms, INT64_MAX: none */
 	int64		overdue;
 	int64		clock_skew_us;	/* database clock minus Redis clock */
@@ -229,10 +288,6 @@ typedef struct DqShardStats
 				delivered,
 				removed,
 				rescheduled,
-				failed,
-				retried,
-				dead,
-				in_flight,
 				replayed,
 				remove_scans;
 	int64		lag_us;			/* lateness of the newest transferred task */
@@ -245,6 +300,7 @@ typedef struct DqShardStats
 	char		owner_host[64];
 	int64		lease_until;	/* ms since 1970, Redis clock; 0 unknown */
 	bool		owner_lives;	/* another place renews the lease of this source */
+	DqDelivery	delivery;		/* not the bridge's, but for its permissions */
 } DqShardStats;
 
 /*

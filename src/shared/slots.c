@@ -70,7 +70,7 @@ release_slot(int code, Datum arg)
 	LWLockAcquire(&s->lock, LW_EXCLUSIVE);
 	if (slot->in_use && slot->pid == MyProcPid)
 	{
-		if (exit_forget || slot->role != DQ_ROLE_BRIDGE)
+		if (exit_forget || slot->role == DQ_ROLE_LAUNCHER)
 			free_slot(slot);
 		else
 		{
@@ -234,17 +234,17 @@ dq_worker_thrives(void)
  * the next look tries again; the launcher says so.
  */
 bool
-dq_worker_want(Oid dboid, Oid serverid, const char *server)
+dq_worker_want(DqRole role, Oid dboid, Oid serverid, const char *name)
 {
 	DqShared   *s = dq_shared();
 	DqWorkerSlot *slot;
 	bool		made = false;
 
 	LWLockAcquire(&s->lock, LW_EXCLUSIVE);
-	slot = find_slot(s, DQ_ROLE_BRIDGE, dboid, serverid);
+	slot = find_slot(s, role, dboid, serverid);
 	if (slot == NULL)
 	{
-		slot = new_slot(s, DQ_ROLE_BRIDGE, dboid, serverid);
+		slot = new_slot(s, role, dboid, serverid);
 		if (slot != NULL)
 		{
 			set_state(slot, "wanted");
@@ -252,11 +252,24 @@ dq_worker_want(Oid dboid, Oid serverid, const char *server)
 		}
 	}
 	if (slot != NULL)
-		strlcpy(slot->server, server, sizeof(slot->server));
+		strlcpy(slot->server, name, sizeof(slot->server));
 	else
 		s->overflow = true;
 	LWLockRelease(&s->lock);
 	return made;
+}
+
+void
+dq_worker_unwant(DqRole role, Oid dboid, Oid serverid)
+{
+	DqShared   *s = dq_shared();
+	DqWorkerSlot *slot;
+
+	LWLockAcquire(&s->lock, LW_EXCLUSIVE);
+	slot = find_slot(s, role, dboid, serverid);
+	if (slot != NULL && slot->pid == 0)
+		free_slot(slot);
+	LWLockRelease(&s->lock);
 }
 
 uint32

@@ -80,6 +80,25 @@ dq_wake_bridge(Oid dboid, Oid serverid)
 }
 
 void
+dq_wake_executor(Oid dboid, Oid owner)
+{
+	DqShared   *s = attach_if_safe();
+
+	if (s == NULL)
+		return;
+	LWLockAcquire(&s->lock, LW_SHARED);
+	for (int i = 0; i < DQ_MAX_WORKERS; i++)
+	{
+		DqWorkerSlot *slot = &s->workers[i];
+
+		if (slot->in_use && slot->role == DQ_ROLE_EXECUTOR && slot->dboid == dboid &&
+			slot->serverid == owner && slot->pid != 0)
+			set_latch_of(slot->procno);
+	}
+	LWLockRelease(&s->lock);
+}
+
+void
 dq_note_rollback(void)
 {
 	DqShared   *s = dq_shared_if_attached();

@@ -19,8 +19,9 @@
 typedef struct Child
 {
 	BackgroundWorkerHandle *handle;
+	DqRole		role;
 	Oid			dboid;
-	Oid			serverid;		/* InvalidOid: to look */
+	Oid			serverid;		/* InvalidOid: to look; of an executor the owner */
 } Child;
 
 static List *children = NIL;	/* of Child */
@@ -66,7 +67,7 @@ dq_children_looks(void)
 }
 
 bool
-dq_children_have(Oid dboid, Oid serverid)
+dq_children_have(DqRole role, Oid dboid, Oid serverid)
 {
 	ListCell   *lc;
 
@@ -74,7 +75,7 @@ dq_children_have(Oid dboid, Oid serverid)
 	{
 		Child	   *child = lfirst(lc);
 
-		if (child->dboid == dboid && child->serverid == serverid)
+		if (child->role == role && child->dboid == dboid && child->serverid == serverid)
 			return true;
 	}
 	return false;
@@ -92,11 +93,14 @@ static void
 complain_no_slot(const DqShared *s, TimestampTz now)
 {
 	int			bridges = 0;
+	int			executors = 0;
 
 	for (int i = 0; i < DQ_MAX_WORKERS; i++)
 	{
 		if (s->workers[i].in_use && s->workers[i].role == DQ_ROLE_BRIDGE)
 			bridges++;
+		if (s->workers[i].in_use && s->workers[i].role == DQ_ROLE_EXECUTOR)
+			executors++;
 	}
 	bridges = Max(bridges, 1);
 	/* not when a look is about to give its slot back */
@@ -111,8 +115,8 @@ complain_no_slot(const DqShared *s, TimestampTz now)
 			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
 			 errmsg("dq_bridge cannot start a worker: no free slot in max_worker_processes (%d)",
 					max_worker_processes),
-			 errdetail("dq_bridge needs %d: 1 launcher + %d for bridges (one per database and server). Logical replication (1 or more), parallel query and other extensions take slots of the same number.",
-					   1 + bridges, bridges),
+			 errdetail("dq_bridge needs %d: 1 launcher + %d for bridges (one per database and server) + %d for executors (one per database and owner of queues with a sink). Logical replication (1 or more), parallel query and other extensions take slots of the same number.",
+					   1 + bridges + executors, bridges, executors),
 			 errhint("Raise max_worker_processes. Until then tasks wait in the outbox.")));
 }
 
@@ -132,18 +136,21 @@ dq_complain_no_room(TimestampTz now)
 }
 
 bool
-dq_children_start(const DqShared *s, Oid dboid, Oid serverid, const char *database,
-			const char *server, TimestampTz now)
+dq_children_start(const DqShared *s, DqRole role, Oid dboid, Oid serverid,
+				  const char *database, const char *server, TimestampTz now)
 {
 	MemoryContext old = MemoryContextSwitchTo(TopMemoryContext);
 	BackgroundWorkerHandle *handle;
 
-	handle = dq_register_bridge(dboid, serverid, database, server);
+	handle = role == DQ_ROLE_EXECUTOR ?
+		dq_register_executor(dboid, serverid, database, server) :
+		dq_register_bridge(dboid, serverid, database, server);
 	if (handle != NULL)
 	{
 		Child	   *child = palloc(sizeof(*child));
 
 		child->handle = handle;
+		child->role = role;
 		child->dboid = dboid;
 		child->serverid = serverid;
 		children = lappend(children, child);

@@ -104,7 +104,7 @@ follow_databases(DqShared *s, List *databases)
 	{
 		DqWorkerSlot *slot = &s->workers[i];
 
-		if (slot->in_use && slot->role == DQ_ROLE_BRIDGE && slot->pid == 0 &&
+		if (slot->in_use && slot->role != DQ_ROLE_LAUNCHER && slot->pid == 0 &&
 			(!OidIsValid(only_database) || slot->dboid == only_database) &&
 			dq_databases_find(databases, slot->dboid) == NULL)
 		{
@@ -207,11 +207,11 @@ start_looks(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
 		}
 
 		/* their end wakes us */
-		if (dq_children_have(db->dboid, InvalidOid))
+		if (dq_children_have(DQ_ROLE_BRIDGE, db->dboid, InvalidOid))
 			continue;
 		if (looks >= MAX_LOOKS)
 			break;
-		started = dq_children_start(copy, db->dboid, InvalidOid, name->name, "", now);
+		started = dq_children_start(copy, DQ_ROLE_BRIDGE, db->dboid, InvalidOid, name->name, "", now);
 
 		LWLockAcquire(&s->lock, LW_EXCLUSIVE);
 		entry = dq_database_entry(db->dboid, false);
@@ -234,9 +234,9 @@ start_looks(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
 	}
 }
 
-/* Bridges that are wanted and have no process. True: a slot was missing. */
+/* Bridges and executors that are wanted and have no process. True: a slot was missing. */
 static bool
-start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz now,
+start_wanted(DqShared *s, const DqShared *copy, List *databases, TimestampTz now,
 			  bool slot_freed)
 {
 	bool		out_of_slots = false;
@@ -249,7 +249,7 @@ start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz no
 		bool		started = false;
 		bool		stopped = false;
 
-		if (!slot->in_use || slot->role != DQ_ROLE_BRIDGE || slot->pid != 0)
+		if (!slot->in_use || slot->role == DQ_ROLE_LAUNCHER || slot->pid != 0)
 			continue;
 		name = dq_databases_find(databases, slot->dboid);
 		for (int k = 0; k < DQ_MAX_DATABASES; k++)
@@ -257,7 +257,7 @@ start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz no
 			if (copy->databases[k].dboid == slot->dboid)
 				stopped = copy->databases[k].stopped;
 		}
-		if (name == NULL || stopped || dq_children_have(slot->dboid, slot->serverid))
+		if (name == NULL || stopped || dq_children_have(slot->role, slot->dboid, slot->serverid))
 			continue;
 		if (slot->not_before > now &&
 			!(slot_freed && strcmp(slot->state, "no_slot") == 0))
@@ -272,13 +272,13 @@ start_bridges(DqShared *s, const DqShared *copy, List *databases, TimestampTz no
 		}
 		if (!out_of_slots)
 		{
-			started = dq_children_start(copy, slot->dboid, slot->serverid, name->name,
-								  slot->server, now);
+			started = dq_children_start(copy, slot->role, slot->dboid, slot->serverid,
+										name->name, slot->server, now);
 			out_of_slots = !started;
 		}
 
 		LWLockAcquire(&s->lock, LW_EXCLUSIVE);
-		if (real->in_use && real->dboid == slot->dboid &&
+		if (real->in_use && real->role == slot->role && real->dboid == slot->dboid &&
 			real->serverid == slot->serverid && real->pid == 0)
 		{
 			if (started)
@@ -378,7 +378,7 @@ reconcile(void)
 	memcpy(copy, s, sizeof(DqShared));
 	LWLockRelease(&s->lock);
 
-	out_of_slots = start_bridges(s, copy, databases, now, slot_freed);
+	out_of_slots = start_wanted(s, copy, databases, now, slot_freed);
 	if (!out_of_slots)
 		start_looks(s, copy, databases, now);
 	else

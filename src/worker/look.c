@@ -131,7 +131,7 @@ dq_look(DqLookResult *result)
 
 			if (server == NULL)
 				continue;
-			wake |= dq_worker_want(MyDatabaseId, server->serverid, server->servername);
+			wake |= dq_worker_want(DQ_ROLE_BRIDGE, MyDatabaseId, server->serverid, server->servername);
 			old = MemoryContextSwitchTo(context);
 			result->servers = lappend_oid(result->servers, server->serverid);
 			MemoryContextSwitchTo(old);

@@ -1,6 +1,7 @@
 /*
  * worker.h
- *	  The background processes: the launcher and the bridges, and what they share.
+ *	  The background processes: the launcher, the bridges, the executors, and what they
+ *	  share.
  */
 #ifndef DQ_WORKER_H
 #define DQ_WORKER_H
@@ -11,21 +12,23 @@
 #include "nodes/pg_list.h"
 
 #include "compat.h"
+#include "shared/shared.h"
 
-/* ---- launcher.c, bridge.c: entry points, started by register.c -------------- */
+/* ---- launcher.c, bridge.c, executor.c: entry points, started by register.c -------------- */
 
 extern PGDLLEXPORT void dq_launcher_main(Datum main_arg);
 extern PGDLLEXPORT void dq_bridge_main(Datum main_arg);
+extern PGDLLEXPORT void dq_executor_main(Datum main_arg);
 
 /* ---- children.c: processes that the launcher has asked for ---------------------- */
 
 struct DqShared;
 
 extern bool dq_children_reap(void); /* true: some have ended */
-extern bool dq_children_have(Oid dboid, Oid serverid);	/* InvalidOid: a look */
+extern bool dq_children_have(DqRole role, Oid dboid, Oid serverid);	/* InvalidOid: a look */
 extern int	dq_children_looks(void);	/* how many looks are on */
 /* false: no worker slot; says so, at most once a minute */
-extern bool dq_children_start(const struct DqShared *s, Oid dboid, Oid serverid,
+extern bool dq_children_start(const struct DqShared *s, DqRole role, Oid dboid, Oid serverid,
 							  const char *database, const char *server,
 							  TimestampTz now);
 extern TimestampTz dq_children_short_at(void);	/* no slot then; 0: never */
