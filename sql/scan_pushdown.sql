@@ -28,6 +28,13 @@ INSERT INTO t SELECT row_number() OVER (ORDER BY id), due_at, key, id FROM q WHE
 INSERT INTO t VALUES (0, NULL, NULL, NULL);
 ANALYZE t;
 
+-- from 16 on an aggregate may ask for its input in order
+DO $$ BEGIN
+  IF current_setting('server_version_num')::int >= 160000 THEN
+    PERFORM set_config('enable_presorted_aggregate', 'off', false);
+  END IF;
+END $$;
+
 -- the plan, as all versions of PostgreSQL write it; then the result against the local copy
 CREATE FUNCTION plan_of(sql text) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE line text;
@@ -35,6 +42,8 @@ BEGIN
   FOR line IN EXECUTE 'EXPLAIN (VERBOSE, COSTS OFF) ' || sql LOOP
     CONTINUE WHEN line ~ 'Output:|Redis Keys:';
     line := replace(line, 'scan_pushdown.', '');
+    -- a clause of an equivalence is written in either order
+    line := regexp_replace(line, '\(((?!q\.)\w+\.\w+|\$\d+) = (q\.\w+)\)', '(\2 = \1)', 'g');
     line := regexp_replace(line, '\(InitPlan \d+\)\.col1', '$0', 'g');
     RETURN NEXT regexp_replace(line, '(InitPlan \d+) \(returns .*\)', '\1');
   END LOOP;
