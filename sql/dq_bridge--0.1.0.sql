@@ -188,9 +188,9 @@ CREATE TABLE @extschema@.dq_done (
   xid pg_catalog.xid8 NOT NULL,
   at pg_catalog.timestamptz NOT NULL,
   tli pg_catalog.int4 NOT NULL,
-  tasks pg_catalog.bytea NOT NULL
+  tasks pg_catalog.bytea NOT NULL,
+  PRIMARY KEY (shard, bucket, xid)      -- a transaction has one batch of a shard
 );
-CREATE INDEX dq_done_idx ON @extschema@.dq_done (shard, bucket);
 COMMENT ON TABLE @extschema@.dq_done IS
 'tasks that were delivered into this database, kept for the replay window';
 

@@ -109,7 +109,8 @@ sleep(2);
 is($t->sql("SELECT coalesce(sum(autovacuum_count + autoanalyze_count), 0) FROM pg_stat_all_tables WHERE relname LIKE 'dq_outbox_%'"), 0,
 	'autovacuum leaves the outbox alone');
 ok($t->sql("SELECT sum(n_tup_ins) FROM pg_stat_all_tables WHERE relname LIKE 'dq_outbox_%'") > 0, 'F13 the counters of the outbox move');
-is($t->sql("SELECT count(*) FROM pg_class c JOIN pg_depend d ON d.objid = c.oid AND d.deptype = 'e' JOIN pg_extension e ON e.oid = d.refobjid WHERE extname = 'dq_bridge' AND relkind = 'r' AND relname NOT LIKE 'dq_outbox%' AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND indisprimary)"),
+# dq_dead_letters has none: foreign tasks may share an id, and each is kept
+is($t->sql("SELECT count(*) FROM pg_class c JOIN pg_depend d ON d.objid = c.oid AND d.deptype = 'e' JOIN pg_extension e ON e.oid = d.refobjid WHERE extname = 'dq_bridge' AND relkind = 'r' AND relname NOT LIKE 'dq_outbox%' AND relname <> 'dq_dead_letters' AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND indisprimary)"),
 	0, 'every bookkeeping table has a primary key');
 
 # ---- pg_stat_statements --------------------------------------------------------------------------------

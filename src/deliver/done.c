@@ -149,7 +149,7 @@ read_bucket(Relation rel, Snapshot snapshot, int32 shard, int64 bucket, HTAB *kn
 				Int32GetDatum(shard));
 	ScanKeyInit(&key[1], Anum_done_bucket, BTEqualStrategyNumber, F_INT8EQ,
 				Int64GetDatum(bucket));
-	scan = systable_beginscan(rel, dq_extension_relation("dq_done_idx"), true, snapshot,
+	scan = systable_beginscan(rel, dq_extension_relation("dq_done_pkey"), true, snapshot,
 							  2, key);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
@@ -257,7 +257,7 @@ dq_done_purge(int32 shard, int64 from, int64 window_ms)
 				Int32GetDatum(shard));
 	ScanKeyInit(&key[1], Anum_done_bucket, BTGreaterEqualStrategyNumber, F_INT8GE,
 				Int64GetDatum(from));
-	scan = systable_beginscan(rel, dq_extension_relation("dq_done_idx"), true, snapshot,
+	scan = systable_beginscan(rel, dq_extension_relation("dq_done_pkey"), true, snapshot,
 							  2, key);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
