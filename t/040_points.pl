@@ -486,13 +486,14 @@ my @plan = (
 );
 
 my %planned = map { $_->[0] => 1 } @plan;
-is(join(' ', grep { !$planned{$_} } $points->names), '', 'every point of the sources is visited');
+# those of a sink's executor: t/073
+is(join(' ', grep { !$planned{$_} && !/^deliver\./ } $points->names), '', 'every point of the sources is visited');
 
 # DQ_ONLY=hold,older: only points that begin so, or that are come to in that way
 # ---- the visits ------------------------------------------------------------------
 
 my $visits = 0;
-my $missed = 0;
+my @missed;
 
 sub visit
 {
@@ -510,8 +511,7 @@ sub visit
 	}
 	else
 	{
-		$missed++;
-		diag("$name: nobody came");
+		push @missed, $name;
 	}
 	$points->release($point);
 	alive();
@@ -551,7 +551,7 @@ for my $p (@plan)
 	# the lists are of even length: move on by one
 	$turn++;
 }
-is($missed, 0, 'every point was come to');
+is(join(', ', @missed), '', 'every point was come to');
 
 # everything together, once more
 settled('v', 'all visits together', 1) unless @only;
