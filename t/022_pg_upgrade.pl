@@ -49,7 +49,8 @@ sub upgrade
 		'-d', rel2abs($old->node->data_dir), '-D', rel2abs($new->node->data_dir),
 		'-p', $old->node->port, '-P', $new->node->port, '-s', $new->node->host);
 	ok(!system("cd '$dir' && " . join(' ', map { "'$_'" } @cmd) . " > upgrade.out 2>&1"), 'pg_upgrade with the library preloaded')
-	  or diag(PostgreSQL::Test::Utils::slurp_file("$dir/upgrade.out"));
+	  or diag(map { PostgreSQL::Test::Utils::slurp_file($_) } "$dir/upgrade.out",
+		glob($new->node->data_dir . '/pg_upgrade_output.d/*/log/pg_upgrade_dump_*.log'));
 	$new->node->start;
 
 	is($new->sql("SELECT source FROM dq_source"), $source, 'the same source');

@@ -106,6 +106,8 @@ sub new
 	$self->{node} = PostgreSQL::Test::Cluster->new($self->{name},
 		$o{install} ? (install_path => $o{install}) : ());
 	$self->{node}->init(allows_streaming => 'logical', extra => [ '-E', $o{encoding} || 'UTF8', '--locale=C', @{ $o{initdb} || [] } ]);
+	# 18's module sets it for older servers, too, which do not know it
+	$self->{node}->adjust_conf('postgresql.conf', 'autovacuum_worker_slots', undef) if $self->{node}->pg_version < 18;
 	$self->{node}->append_conf('postgresql.conf', $conf . ($o{conf} || ''));
 	if (!defined $o{start} || $o{start})
 	{
