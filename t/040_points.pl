@@ -423,9 +423,6 @@ my @plan = (
 	[ 'commit.done', 'remove', @backend ],
 	[ 'take.send', 'take', @backend, @send ],
 	[ 'take.received', 'take', @backend ],
-	[ 'take.send', 'truncate', @backend, @send ],
-	[ 'truncate.page', 'truncate', @backend ],
-	[ 'relay.page.send', 'truncate', @worker, @send ],
 	[ 'call.send', 'call', @backend, @send ],
 	[ 'call.received', 'call', @backend ],
 	[ 'hold.wait', 'wait', @backend ],
@@ -483,6 +480,9 @@ my @plan = (
 	[ 'thaw.sent', 'hand', @backend ],
 	[ 'hand.transfer.send', 'hand', @backend, @send ],
 	[ 'hand.transfer.received', 'hand', @backend ],
+	[ 'take.send', 'truncate', @backend, @send ],
+	[ 'truncate.page', 'truncate', @backend ],
+	[ 'relay.page.send', 'truncate', @worker, @send ],
 );
 
 my %planned = map { $_->[0] => 1 } @plan;
