@@ -220,7 +220,7 @@ read_found(DqReply *reply, DqFound *found)
 	i += 3;
 	found->scan_more = dq_part_int(reply, i++) == 1;
 	found->prev = dq_part_text(reply, i++);
-	found->cur = dq_part_text(reply, i++);
+	found->writer = dq_part_text(reply, i++);
 	found->old = dq_part_text(reply, i++);
 	found->owner_source = dq_part_text(reply, i++);
 	found->owner_place = dq_part_text(reply, i++);
@@ -692,7 +692,7 @@ dq_op_sweep_result(DqRedis *redis, DqSweepResult *result, DqReply **error)
 /* ---- poll, reject ---- */
 
 #define POLL_ARGS 9
-#define POLL_ELEMENTS (FENCE_ELEMENTS + 4)
+#define POLL_ELEMENTS (FENCE_ELEMENTS + 5)
 
 static void
 poll_args(DqArg *a, char (*numbers)[24], const DqSession *session, const DqPollArgs *args)
@@ -719,6 +719,7 @@ read_polled(DqReply *reply, DqPolled *polled)
 	polled->owner_place = dq_part_text(reply, FENCE_ELEMENTS + 1);
 	polled->left = dq_part_int(reply, FENCE_ELEMENTS + 2);
 	polled->holds = dq_part_int(reply, FENCE_ELEMENTS + 3);
+	polled->writer = dq_part_text(reply, FENCE_ELEMENTS + 4);
 	polled->n = reply->nelements - POLL_ELEMENTS;
 	polled->elements = reply->elements + POLL_ELEMENTS;
 }

@@ -435,6 +435,15 @@ sub may_precede
 	return $a->{tx}{end0} <= $b->{t1};
 }
 
+# a can have been called before b
+sub may_be_called_before
+{
+	my ($a, $b) = @_;
+
+	return $a->{no} < $b->{no} if $a->{tx} == $b->{tx};
+	return $a->{t0} <= $b->{t1};
+}
+
 # a was committed before b was called
 sub surely_precedes
 {
@@ -473,13 +482,19 @@ sub matching
 	return $found;
 }
 
-# Which tasks an operation may have meant, of those that took effect
+# Which tasks an operation may have meant, of those that took effect. One without
+# an answer was recorded, and means what its key names when its transaction's turn
+# has come (G8), of what was offered before its call: the offer may be committed after
+# the call, as long as that is before the recording transaction's own turn.
 sub candidates
 {
 	my ($self, $r) = @_;
 
 	return grep { $_ == $r->{of} } @{ $self->{effective} } if $r->{by} ne 'key';
-	return grep { defined $_->{key} && $_->{key} eq $r->{element} && may_precede($_, $r) } @{ $self->{effective} };
+	return grep {
+		defined $_->{key} && $_->{key} eq $r->{element} &&
+		  (may_precede($_, $r) || $r->{said} eq 'null' && may_be_called_before($_, $r));
+	} @{ $self->{effective} };
 }
 
 # Of these, not those that another offer of the key has surely replaced
@@ -569,7 +584,6 @@ sub judge
 			my $w = $why[$_];
 			$w != $o && ($w->{kind} eq 'remove'
 				? (grep { $_ == $o } $self->candidates($w))
-				  || $w->{said} eq 'null' && $w->{by} eq 'key' && $o->{key} && $w->{element} eq $o->{key} && $o->{t0} <= $w->{t1}
 				: defined $o->{key} && $o->{key} eq $w->{key} && !surely_precedes($w, $o));
 		} 0 .. $#why ];
 	} @unfired;
