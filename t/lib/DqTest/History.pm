@@ -363,10 +363,22 @@ sub finish
 		{
 			last;
 		}
+		elsif (time() > $end - 55)
+		{
+			# a session may be waiting for one of these
+			$self->finish_unheard;
+		}
 		$self->hangs if time() > $end;
 	}
-	# prepared, but the answer was lost
+	$self->finish_unheard;
+}
+
+# Prepared, but the answer was lost
+sub finish_unheard
+{
+	my ($self) = @_;
 	my $t = $self->{t};
+
 	for my $gid (split /\n/, $t->sql("SELECT gid FROM pg_prepared_xacts WHERE gid ~ '^h$self->{seed}t'"))
 	{
 		my ($no) = $gid =~ /t(\d+)$/;
