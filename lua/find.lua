@@ -6,8 +6,8 @@
 --   after it do not count.
 -- Reply: common part, member ('' none), due, how ('k' key, 'i' id, 'p' payload,
 -- 'a' ask again),
--- '1' if tasks exist that the index does not know, the fence's prev, cur and old
--- snapshots, owner's source and place, key ('-' none, else '+'..key). A task that
+-- '1' if tasks exist that the index does not know, the fence's prev, its writer,
+-- and old, owner's source and place, key ('-' none, else '+'..key). A task that
 -- some transaction holds counts: a removal that has committed goes first.
 -- Cost: O(log N * log N).
 local source = ARGV[1]
@@ -17,7 +17,7 @@ local o = call('HMGET', OWNER, 'source', 'place')
 -- only the owner's index is the asker's to sweep
 sweeping = o[1] == source and o[2] == ARGV[5]
 local member, due, how = find(ARGV[2], ARGV[3], ARGV[4], {}, ARGV[6], function() end, false)
-local s = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source)
+local s = call('HMGET', FENCE, 'prev:' .. source, 'who:' .. source, 'old:' .. source)
 local more, key = 0, '-'
 if not member and unindexed() then more = 1 end
 if member then

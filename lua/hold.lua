@@ -7,7 +7,7 @@
 --   10 token (16 bytes), 11 incarnation, 12 xid, 13 subxid, 14 ids (8 bytes each) of
 --   tasks that do not count; 15 and more: tokens that may be taken over.
 -- Reply: common part, member ('' none), due, how, '1' if tasks exist that the index
--- does not know, the fence's prev, cur and old snapshots, owner's source and place,
+-- does not know, the fence's prev, its writer, and old, owner's source and place,
 -- key ('-' none, else '+'..key), '1': it is held under the token now, else the record
 -- and the token of another transaction's hold ('' not held).
 -- Safe twice: under the same token it is the same hold. Tasks that the same
@@ -17,7 +17,7 @@ local wrong = types()
 if wrong then return wrong end
 if #token ~= 16 then return redis.error_reply('ERR dq_bridge: token of a wrong length') end
 local o = call('HMGET', OWNER, 'source', 'place')
-local s = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source)
+local s = call('HMGET', FENCE, 'prev:' .. source, 'who:' .. source, 'old:' .. source)
 local more = 0
 local function answer(status, member, due, how, key, taken, holder, other)
   return reply(status, source, member or '', due or '', how or '', more,

@@ -4,7 +4,8 @@
 -- ARGV 1 session, 2 floor, 3 source, 4 token (16 bytes; '': only look), 5 incarnation,
 --   6 xid, 7 subxid, 8 most elements, 9 most bytes.
 -- Reply: common part, owner's source and place, how many elements are left, how many
--- records of holds there are, then the elements taken.
+-- records of holds there are, the fence's writer if the shard refuses, then the elements
+-- taken.
 -- Safe twice: the same token again gives what is in its record. Cost: ~1 us an element.
 local source, token = ARGV[3], ARGV[4]
 local wrong = types() or typed(READY, 'list')
@@ -14,7 +15,8 @@ if #token ~= 16 and token ~= '' then
 end
 local o = call('HMGET', OWNER, 'source', 'place')
 local function answer(status, left, items)
-  local out = reply(status, source, o[1] or '', o[2] or '', left, call('HLEN', HOLD))
+  local writer = status ~= OK and call('HGET', FENCE, 'who:' .. source) or ''
+  local out = reply(status, source, o[1] or '', o[2] or '', left, call('HLEN', HOLD), writer)
   local n = #out
   for i = 1, items and #items or 0 do out[n + i] = items[i] end
   return out

@@ -5,7 +5,7 @@
 --   members; then of each task, best in the order in which they are pending: score;
 --   token (16 bytes), token that may be taken over (16 bytes, spaces: none), and the
 --   member's first bytes up to the end of the id.
--- Reply: common part, the fence's prev, cur and old snapshots, owner's source and place,
+-- Reply: common part, the fence's prev, its writer, and old, owner's source and place,
 -- how many tasks were looked at (the bytes are the bound); then of each of them member
 -- ('' not there) and '' (it is held now), 'k'..key (the same of a keyed one), or 'h',
 -- token and record without body of another hold that stands.
@@ -20,7 +20,7 @@ for i = FIRST, #ARGV, 2 do
   end
 end
 local o = call('HMGET', OWNER, 'source', 'place')
-local s = call('HMGET', FENCE, 'prev:' .. source, 'cur:' .. source, 'old:' .. source, 'indexed')
+local s = call('HMGET', FENCE, 'prev:' .. source, 'who:' .. source, 'old:' .. source, 'indexed')
 local function answer(status, n)
   return reply(status, source, s[1] or '', s[2] or '', s[3] or '', o[1] or '', o[2] or '', n)
 end

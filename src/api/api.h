@@ -27,7 +27,8 @@ extern void dq_raise_outage(const DqQueue *queue);
 /* 55000 for role producer */
 extern void dq_require_not_producer(const DqQueue *queue, const char *what);
 /* 55000 unless the owner that Redis names (source, place) is nobody or we */
-extern void dq_require_ours(const DqQueue *queue, const char *source, const char *place);
+extern void dq_require_ours(const DqQueue *queue, int32 shard_no, const char *source,
+							const char *place, const char *writer);
 
 /* offer.c */
 /* Record an offer; returns the id's text. Rights are the caller's business. */

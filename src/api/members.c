@@ -259,7 +259,8 @@ answered(void *arg, DqTake **tasks, int n, const DqTakeResult *result)
 	Snapshot	snapshot;
 
 	DQ_POINT("take.received");
-	dq_require_ours(queue, result->owner_source, result->owner_place);
+	dq_require_ours(queue, queue->shard_no[asking->shard], result->owner_source,
+					result->owner_place, result->writer);
 	if (result->fence.status == DQ_OK)
 		/* PO 7: the floor is everybody's */
 		dq_session_note(MyDatabaseId, queue->shard_no[asking->shard], result->fence.session,

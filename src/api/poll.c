@@ -119,7 +119,8 @@ read_queue(Poll *poll)
 static bool
 accept(Poll *poll, int shard, const DqPolled *polled)
 {
-	dq_require_ours(poll->queue, polled->owner_source, polled->owner_place);
+	dq_require_ours(poll->queue, poll->shard_no[shard], polled->owner_source,
+					polled->owner_place, polled->writer);
 	if (polled->holds > 0)
 		poll->holds = true;
 	if (polled->fence.status != DQ_OK)

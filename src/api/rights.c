@@ -86,11 +86,34 @@ dq_require_not_producer(const DqQueue *queue, const char *what)
 				 errhint("Option role of the foreign table is \"producer\"; the owner's database may do it.")));
 }
 
+/*
+ * Were we promoted, and is the old primary's lease not over yet? Then there is no
+ * certain answer for a moment, but the queue is ours. If that lease is being
+ * renewed, the other one lives, and this is a copy.
+ */
+static bool
+is_taking_over(int32 shard_no, const char *source, const char *writer)
+{
+	DqShardStats stats;
+
+	return strcmp(source, dq_source_get(true)->id) == 0 &&
+		writer[0] != '\0' && strtoul(writer, NULL, 10) < dq_timeline() &&
+		!(dq_stats_get(MyDatabaseId, shard_no, &stats) && stats.owner_lives);
+}
+
+/*
+ * 55000 if another database owns the shard. writer: what the fence, or a snapshot in
+ * it, begins with, the timeline it was written on. It tells a promoted standby that
+ * waits for the lease from a copy; that passes, and whoever calls waits as for any
+ * shard that is not open.
+ */
 void
-dq_require_ours(const DqQueue *queue, const char *source, const char *place)
+dq_require_ours(const DqQueue *queue, int32 shard_no, const char *source, const char *place,
+				const char *writer)
 {
 	if (source[0] == '\0' ||
-		(strcmp(source, dq_source_get(true)->id) == 0 && strcmp(place, dq_place()) == 0))
+		(strcmp(source, dq_source_get(true)->id) == 0 && strcmp(place, dq_place()) == 0) ||
+		is_taking_over(shard_no, source, writer))
 		return;
 	ereport(ERROR,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),

@@ -61,24 +61,6 @@ patient_target(Asking *asking)
 	return target;
 }
 
-/*
- * Were we promoted, and is the old primary's lease not over yet? Then there is no
- * certain answer for a moment, but the queue is ours. If that lease is being
- * renewed, the other one lives, and this is a copy.
- */
-static bool
-is_taking_over(Asking *asking, int shard)
-{
-	const DqFound *found = &asking->found[shard];
-	const char *last = found->cur[0] ? found->cur : found->prev;
-	DqShardStats stats;
-
-	return strcmp(found->owner_source, dq_source_get(true)->id) == 0 &&
-		last[0] != '\0' && strtoul(last, NULL, 10) < dq_timeline() &&
-		!(dq_stats_get(MyDatabaseId, asking->queue->shard_no[shard], &stats) &&
-		  stats.owner_lives);
-}
-
 /* Key before id before payload, then the earliest due. */
 bool
 dq_found_is_better(char how, int64 due, char than_how, int64 than_due)
@@ -119,8 +101,8 @@ accept(Asking *asking, int from, int to)
 	{
 		DqFound    *f = &asking->found[i];
 
-		if (!is_taking_over(asking, i))
-			dq_require_ours(asking->queue, f->owner_source, f->owner_place);
+		dq_require_ours(asking->queue, asking->queue->shard_no[i], f->owner_source,
+						f->owner_place, f->writer);
 		if (f->fence.status != DQ_OK)
 			ready = false;
 		else

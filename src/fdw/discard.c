@@ -121,7 +121,8 @@ check_shard(Discard *discard, Oid relid, int shard)
 	stream = dq_stream_make(&reading, shard);
 	dq_op_bad(dq_reading_redis(&reading), queue->relname, dq_stream_keys(stream),
 			  reading.source, &start, 0, &shelf);
-	dq_require_ours(dq_table_get(relid), shelf.owner_source, shelf.owner_place);
+	dq_require_ours(dq_table_get(relid), discard->shard_no[shard], shelf.owner_source,
+					shelf.owner_place, shelf.fence.cur[0] ? shelf.fence.cur : shelf.fence.prev);
 	discard->checked[shard] = true;
 }
 

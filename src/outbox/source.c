@@ -20,7 +20,9 @@
 #include "access/table.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "common/cryptohash.h"
 #include "common/hashfn.h"
+#include "common/sha2.h"
 #include "miscadmin.h"
 #include "storage/lmgr.h"
 #include "utils/builtins.h"
@@ -145,26 +147,70 @@ read_source(Relation rel, DqSource *source)
 	return found;
 }
 
+/* Rows of any origin. */
+static int
+count_rows(Relation rel)
+{
+	Snapshot	snapshot = RegisterSnapshot(dq_fresh_snapshot());
+	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false, snapshot, 0, NULL);
+	int			n = 0;
+
+	while (HeapTupleIsValid(systable_getnext(scan)))
+		n++;
+	systable_endscan(scan);
+	UnregisterSnapshot(snapshot);
+	return n;
+}
+
+/*
+ * What a first identity is made of: the same when it is made again because its
+ * transaction was rolled back. By hand (without a worker) that transaction may have
+ * entered shards already, and they must not belong to a stranger then. Cluster,
+ * database and outbox table are nobody else's; a row that stands there already, of a
+ * dump, cannot be the same.
+ */
+static void
+derive_identity(Relation rel, unsigned char *bytes, size_t len)
+{
+	char	   *text = psprintf("dq_bridge " UINT64_FORMAT " %u %u %d",
+								GetSystemIdentifier(), MyDatabaseId,
+								dq_extension_relation("dq_outbox_0"), count_rows(rel));
+	unsigned char digest[PG_SHA256_DIGEST_LENGTH];
+	pg_cryptohash_ctx *ctx = pg_cryptohash_create(PG_SHA256);
+
+	Assert(len <= sizeof(digest));
+	if (ctx == NULL || pg_cryptohash_init(ctx) < 0 ||
+		pg_cryptohash_update(ctx, (const uint8 *) text, strlen(text)) < 0 ||
+		pg_cryptohash_final(ctx, digest, sizeof(digest)) < 0)
+		elog(ERROR, "could not compute a source identity");
+	pg_cryptohash_free(ctx);
+	memcpy(bytes, digest, len);
+	pfree(text);
+}
+
+/* adopted_from: 0 for a first identity, else the number of the one it replaces. */
 static void
 make_source(Relation rel, int32 adopted_from)
 {
 	Datum		values[Natts_source];
 	bool		nulls[Natts_source] = {0};
-	unsigned char random[22];
+	unsigned char bytes[22];
 	char		id[33];
 	char		sysid[32];
 	int			i;
 	uint32		number;
 	uint16		node;
 
-	if (!pg_strong_random(random, sizeof(random)))
+	if (adopted_from == 0)
+		derive_identity(rel, bytes, sizeof(bytes));
+	else if (!pg_strong_random(bytes, sizeof(bytes)))
 		ereport(ERROR,
 				(errcode(ERRCODE_INTERNAL_ERROR),
 				 errmsg("could not generate a random source identity")));
 	for (i = 0; i < 16; i++)
-		snprintf(id + 2 * i, 3, "%02x", random[i]);
-	memcpy(&number, random + 16, 4);
-	memcpy(&node, random + 20, 2);
+		snprintf(id + 2 * i, 3, "%02x", bytes[i]);
+	memcpy(&number, bytes + 16, 4);
+	memcpy(&node, bytes + 20, 2);
 	snprintf(sysid, sizeof(sysid), UINT64_FORMAT, GetSystemIdentifier());
 
 	values[Anum_source_no - 1] = Int32GetDatum((int32) (number & 0x7ffffffe) + 1);
@@ -183,8 +229,8 @@ make_source(Relation rel, int32 adopted_from)
 }
 
 /*
- * Own identity. Normally made by CREATE EXTENSION; a copy (dump, template) makes
- * its own at the first use (must_make). NULL: none yet.
+ * Own identity. Made at the first use (must_make), as that of a copy (dump,
+ * template) is. NULL: none yet.
  */
 const DqSource *
 dq_source_get(bool must_make)

@@ -10,7 +10,7 @@
 /* ---- poll, reject ---- */
 
 #define POLL_ARGS 9
-#define POLL_ELEMENTS (FENCE_ELEMENTS + 4)
+#define POLL_ELEMENTS (FENCE_ELEMENTS + 5)
 
 static void
 poll_args(DqArg *a, char (*numbers)[24], const DqSession *session, const DqPollArgs *args)
@@ -37,6 +37,7 @@ read_polled(DqReply *reply, DqPolled *polled)
 	polled->owner_place = dq_part_text(reply, FENCE_ELEMENTS + 1);
 	polled->left = dq_part_int(reply, FENCE_ELEMENTS + 2);
 	polled->holds = dq_part_int(reply, FENCE_ELEMENTS + 3);
+	polled->writer = dq_part_text(reply, FENCE_ELEMENTS + 4);
 	polled->n = reply->nelements - POLL_ELEMENTS;
 	polled->elements = reply->elements + POLL_ELEMENTS;
 }

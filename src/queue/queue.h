@@ -384,7 +384,7 @@ typedef struct DqFound
 	bool		scan_more;		/* there are tasks the index does not know:
 								 * go on with dq_op_find_scan */
 	char	   *prev;			/* fence's snapshots, for the coverage test */
-	char	   *cur;
+	char	   *writer;			/* its stamp, which begins with the timeline */
 	char	   *old;
 	char	   *owner_source;
 	char	   *owner_place;
@@ -472,7 +472,7 @@ typedef struct DqTakeResult
 {
 	DqFence		fence;
 	char	   *prev;
-	char	   *cur;
+	char	   *writer;
 	char	   *old;
 	char	   *owner_source;
 	char	   *owner_place;
@@ -803,6 +803,7 @@ typedef struct DqPolled
 	char	   *owner_place;
 	int64		left;			/* elements that are there, or are left there */
 	int64		holds;			/* records of holds of the shard */
+	char	   *writer;			/* stamp in the fence; "" when the shard has answered */
 	int			n;				/* elements taken */
 	const DqReply *elements;	/* in the memory context that was current */
 } DqPolled;

@@ -27,7 +27,7 @@ read_found(DqReply *reply, DqFound *found)
 	i += 3;
 	found->scan_more = dq_part_int(reply, i++) == 1;
 	found->prev = dq_part_text(reply, i++);
-	found->cur = dq_part_text(reply, i++);
+	found->writer = dq_part_text(reply, i++);
 	found->old = dq_part_text(reply, i++);
 	found->owner_source = dq_part_text(reply, i++);
 	found->owner_place = dq_part_text(reply, i++);

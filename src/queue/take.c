@@ -76,7 +76,7 @@ read_tasks(DqReply *reply, DqTake **tasks, int n, DqTakeResult *result)
 
 	dq_fence_read(reply, &result->fence);
 	result->prev = dq_part_text(reply, at++);
-	result->cur = dq_part_text(reply, at++);
+	result->writer = dq_part_text(reply, at++);
 	result->old = dq_part_text(reply, at++);
 	result->owner_source = dq_part_text(reply, at++);
 	result->owner_place = dq_part_text(reply, at++);

@@ -257,6 +257,43 @@ dq_link_flush(DqLink *link, uint32 tli, XLogRecPtr point)
 	MemoryContextSwitchTo(old);
 }
 
+/*
+ * What is recorded without an answer is looked up over all shards of its queue, in one
+ * order (resolve.c). Batches are in one order only if each shard goes through the same
+ * targets: two that stood at such a row each, one in an old batch (found half done
+ * after a restart) and one in a newer batch, would wait for each other for ever. So a
+ * shard that begins goes first to the oldest target that another one of its queue is
+ * on the way to, unless it is there. NULL: none is older than bound.
+ */
+static const DqSnapshot *
+older_target(const DqLink *link, const DqShard *shard, const DqSnapshot *bound)
+{
+	const DqSnapshot *oldest = NULL;
+	ListCell   *lc;
+
+	if (!OidIsValid(shard->relid))
+		return NULL;
+	foreach(lc, link->shards)
+	{
+		const DqShard *other = lfirst(lc);
+
+		if (other == shard || other->relid != shard->relid || other->batch == NULL ||
+			dq_snapshot_covers(shard->seen, other->batch->cur) ||
+			dq_snapshot_covers(other->batch->cur, oldest ? oldest : bound))
+			continue;
+		oldest = other->batch->cur;
+	}
+	return oldest;
+}
+
+/* Nothing of the batch has been sent yet, and another shard is in an older one. */
+static bool
+must_begin_anew(const DqLink *link, const DqShard *shard)
+{
+	return shard->batch && !shard->batch->started && shard->pages_in_flight == 0 &&
+		older_target(link, shard, shard->batch->cur) != NULL;
+}
+
 bool
 dq_batches_prepare(DqLink *link, TimestampTz deadline)
 {
@@ -278,7 +315,8 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 		DqShard    *shard = lfirst(lc);
 
 		if (wants_rows(shard, now) &&
-			(shard->batch ? !shard->batch->last_cut && !shard->batch->element :
+			(shard->batch ? (!shard->batch->last_cut && !shard->batch->element) ||
+			 must_begin_anew(link, shard) :
 			 (!shard->looked || shard->completions != completions)))
 			any = true;
 	}
@@ -303,17 +341,27 @@ dq_batches_prepare(DqLink *link, TimestampTz deadline)
 
 		if (!wants_rows(shard, now))
 			continue;
+		if (must_begin_anew(link, shard))
+		{
+			dq_batch_free(shard);
+			shard->looked = false;
+		}
 		if (shard->batch == NULL)
 		{
+			const DqSnapshot *older;
+
 			if (shard->looked && shard->completions == completions)
 				continue;
-			shard->batch = batch_create(shard, target ? target : cur);
+			older = older_target(link, shard, target ? target : cur);
+			shard->batch = batch_create(shard, older ? older : target ? target : cur);
 			dq_new_token(shard->batch->nonce);
-			shard->batch->heals = target != NULL;
-			shard->batch->thaws = shard->state == DQ_SHARD_FROZEN && !target &&
+			shard->batch->heals = target != NULL && older == NULL;
+			shard->batch->thaws = shard->state == DQ_SHARD_FROZEN && !target && !older &&
 				dq_shard_may_thaw(shard);
-			shard->looked = true;
+			/* behind an older one comes the one that was meant */
+			shard->looked = older == NULL;
 			shard->completions = completions;
+			more |= older != NULL;
 		}
 		batch = shard->batch;
 		if (scan == NULL)

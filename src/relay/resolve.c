@@ -87,7 +87,9 @@ describe(DqLink *link, DqShard *shard)
 /*
  * Is all that stands before the element applied in the other shards as well? The
  * order is that of batches (last seq of the transaction, seq), which is one for
- * all shards, so of two elements that wait the smaller never waits for the other.
+ * all shards as they go through the same targets (batch.c), so of two elements that
+ * wait the smaller never waits for the other. Should a shard have begun a newer batch
+ * all the same, because this one was out of reach then, the older batch goes first.
  */
 static bool
 others_are_past(DqLink *link, DqShard *shard, DqLookup *lookup)
@@ -115,6 +117,9 @@ others_are_past(DqLink *link, DqShard *shard, DqLookup *lookup)
 				 batch->groups[batch->group].last_seq > mine->element_last ||
 				 (batch->groups[batch->group].last_seq == mine->element_last &&
 				  batch->element && batch->element->seq > mine->element->seq)))
+				continue;
+			if (batch && batch->element && other->pages_in_flight == 0 &&
+				!dq_snapshot_sees(mine->cur, batch->element->tli, batch->element->xid))
 				continue;
 			return false;
 		}
