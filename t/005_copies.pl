@@ -82,8 +82,15 @@ $t->fails("SELECT * FROM dq_adopt()", '55006', 'dq_adopt is refused while the ow
 $t->sql("CREATE ROLE nobody_special LOGIN");
 $t->fails("SELECT * FROM dq_adopt()", '42501', 'dq_adopt: owner of the queues or superuser', db => 'dumped', user => 'nobody_special');
 $t->sql("DROP DATABASE app");
-ok(poll_until(sub { my ($rc, $out) = $t->try("SELECT * FROM dq_adopt()", db => 'dumped'); $rc == 0 && $out =~ /\bq\b/ }, 120),
+# a server that is not there does not stand in the way of the other (G9)
+$t->sql("CREATE SERVER away FOREIGN DATA WRAPPER dq_bridge OPTIONS (socket '/nonexistent/s'); CREATE FOREIGN TABLE a (payload text) SERVER away", db => 'dumped');
+$t->fails("SELECT * FROM dq_adopt('away')", '08001', 'dq_adopt of a server that is not there', db => 'dumped');
+$t->fails("SELECT * FROM dq_adopt('awy')", '42704', 'dq_adopt of no server', db => 'dumped', like => qr/HINT:.*"away"/s);
+my ($warned, $why);
+ok(poll_until(sub { my ($rc, $out, $err) = $t->try("SELECT * FROM dq_adopt()", db => 'dumped'); ($warned, $why) = ($err =~ /WARNING:.*"away"/, $err); $rc == 0 && $out =~ /\bq\b/ }, 120),
 	'with the original gone dq_adopt takes the queues');
+ok($warned, '... and says which server it could not ask') or diag($why);
+$t->sql('DROP SERVER away CASCADE', db => 'dumped');
 ok($t->wait_state('q', 'running', db => 'dumped'), 'dq_stats of the adopter: running');
 ok(poll_until(sub { $r->cmd('LLEN', 'q') == 1 }), 'what the copy had recorded arrives');
 is(join(',', $r->ready('q')), 'dumped offers', 'once');

@@ -120,6 +120,94 @@ enter(const Candidate *c, const char *queue, bool force)
 			 errhint("Try again.")));
 }
 
+/*
+ * The shards of one queue that are not ours yet, behind those found before. *copy: the
+ * owner has our identity and another place.
+ */
+static List *
+look_at_queue(List *candidates, const DqQueue *queue, const char *own, bool force,
+			  bool *copy)
+{
+	DqServer   *server = dq_server_get(queue->serverid, queue->owner, false);
+	int			i;
+
+	dq_server_check_usable(server);
+	for (i = 0; i < queue->nshards; i++)
+	{
+		Candidate  *c = palloc0(sizeof(Candidate));
+		DqFenceRecord record;
+		bool		alive;
+
+		c->relid = queue->relid;
+		c->target = &server->target;
+		dq_keys_make(&c->keys, dq_shard_name(queue->name, queue->nshards, i));
+		(void) look(c, own, queue->relname, &c->fence, &record);
+		if (strcmp(record.owner_source, own) == 0 &&
+			strcmp(record.owner_place, dq_place()) == 0 &&
+			dq_fence_is_ours(&record))
+			continue;			/* ours already */
+		alive = record.owner_source[0] != '\0' &&
+			record.lease_until > record.redis_now_us / 1000;
+		if (alive && !force)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_IN_USE),
+					 errmsg("queue \"%s\" has a live owner", queue->relname),
+					 errdetail("Its owner is source %s on host %s, database %s.",
+							   record.owner_source, record.owner_host,
+							   record.owner_database),
+					 errhint("Stop the other database and wait for its lease to end, or pass force => true.")));
+		/* the same identity elsewhere: we are its physical copy */
+		if (strcmp(record.owner_source, own) == 0)
+			*copy = true;
+		candidates = lappend(candidates, c);
+	}
+	return candidates;
+}
+
+/*
+ * The same where no server was named: one that is not there, or that this queue's owner
+ * may not use, is warned of and does not stand in the way of the others (G9). The
+ * first such error is kept in *failed.
+ */
+static List *
+look_at_queue_if_there(List *candidates, const DqQueue *queue, const char *own,
+					   bool force, bool *copy, List **unusable, ErrorData **failed)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	Oid			serverid = queue->serverid;
+	char	   *relname = pstrdup(queue->relname);
+	List	   *volatile found = NIL;
+
+	if (list_member_oid(*unusable, serverid))
+		return candidates;		/* each waits for connect_timeout once */
+	PG_TRY();
+	{
+		found = look_at_queue(NIL, queue, own, force, copy);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		if (!dq_error_is_redis(geterrcode()) &&
+			geterrcode() != ERRCODE_INSUFFICIENT_PRIVILEGE)
+			PG_RE_THROW();
+		MemoryContextSwitchTo(caller);
+		error = CopyErrorData();
+		FlushErrorState();
+		found = NIL;
+		*unusable = lappend_oid(*unusable, serverid);
+		if (*failed == NULL)
+			*failed = error;
+		ereport(WARNING,
+				(errcode(error->sqlerrcode),
+				 errmsg("queue \"%s\" and others of server \"%s\" are not adopted: %s", relname,
+						GetForeignServer(serverid)->servername, error->message),
+				 errhint("Call dq_adopt with this server's name when it is there.")));
+	}
+	PG_END_TRY();
+	return list_concat(candidates, found);
+}
+
 Datum
 dq_adopt(PG_FUNCTION_ARGS)
 {
@@ -128,6 +216,9 @@ dq_adopt(PG_FUNCTION_ARGS)
 	bool		force;
 	bool		renew = false;
 	bool		mine = false;
+	bool		looked = false;
+	List	   *unusable = NIL;
+	ErrorData  *failed = NULL;
 	Oid			stranger = InvalidOid;
 	const char *own;
 	List	   *candidates = NIL;
@@ -137,7 +228,7 @@ dq_adopt(PG_FUNCTION_ARGS)
 	PreventCommandIfParallelMode("dq_adopt()");
 	PreventCommandDuringRecovery("dq_adopt()");
 	if (!PG_ARGISNULL(0))
-		serverid = get_foreign_server_oid(NameStr(*PG_GETARG_NAME(0)), false);
+		serverid = dq_server_named(NameStr(*PG_GETARG_NAME(0)));
 	force = !PG_ARGISNULL(1) && PG_GETARG_BOOL(1);
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
 
@@ -147,11 +238,11 @@ dq_adopt(PG_FUNCTION_ARGS)
 	foreach(lc, dq_queue_list(serverid))
 	{
 		DqQueue    *queue = dq_queue_get_noerror(lfirst_oid(lc));
-		DqServer   *server;
-		int			i;
+		Oid			queue_server;
 
 		if (queue == NULL || queue->producer)
 			continue;
+		queue_server = queue->serverid;
 		if (!dq_owns_relation(queue->relid, GetUserId()))
 		{
 			/* without a server: those of the caller, if there are any */
@@ -161,39 +252,17 @@ dq_adopt(PG_FUNCTION_ARGS)
 			continue;
 		}
 		mine = true;
-		server = dq_server_get(queue->serverid, queue->owner, false);
-		dq_server_check_usable(server);
-		for (i = 0; i < queue->nshards; i++)
-		{
-			Candidate  *c = palloc0(sizeof(Candidate));
-			DqFenceRecord record;
-			bool		alive;
-
-			c->relid = queue->relid;
-			c->target = &server->target;
-			dq_keys_make(&c->keys, dq_shard_name(queue->name, queue->nshards, i));
-			(void) look(c, own, queue->relname, &c->fence, &record);
-			if (strcmp(record.owner_source, own) == 0 &&
-				strcmp(record.owner_place, dq_place()) == 0 &&
-				dq_fence_is_ours(&record))
-				continue;		/* ours already */
-			alive = record.owner_source[0] != '\0' &&
-				record.lease_until > record.redis_now_us / 1000;
-			if (alive && !force)
-				ereport(ERROR,
-						(errcode(ERRCODE_OBJECT_IN_USE),
-						 errmsg("queue \"%s\" has a live owner", queue->relname),
-						 errdetail("Its owner is source %s on host %s, database %s.",
-								   record.owner_source, record.owner_host,
-								   record.owner_database),
-						 errhint("Stop the other database and wait for its lease to end, or pass force => true.")));
-			/* the same identity elsewhere: we are its physical copy */
-			if (strcmp(record.owner_source, own) == 0)
-				renew = true;
-			candidates = lappend(candidates, c);
-		}
+		if (OidIsValid(serverid))
+			candidates = look_at_queue(candidates, queue, own, force, &renew);
+		else
+			candidates = look_at_queue_if_there(candidates, queue, own, force, &renew,
+												&unusable, &failed);
+		looked |= !list_member_oid(unusable, queue_server);
 	}
 
+	/* not one server could be asked: that is no success */
+	if (failed && !looked)
+		ReThrowError(failed);
 	if (!mine && OidIsValid(stranger))
 		dq_require_owner(dq_queue_get(stranger));
 	if (renew)

@@ -171,4 +171,9 @@ extern void dq_arrivals_wait(const DqTarget *target, const DqKeys *keys,
 extern void dq_arrivals_pass_on(int shard, int64 left);
 extern void dq_arrivals_forget(void);
 
+/* servers.c: of this wrapper; errors: 42704 no such server, 42809 of another wrapper */
+extern Oid	dq_server_named(const char *name);
+/* errors: 42704 there is none; 42P17 there are several */
+extern char *dq_server_only(void);
+
 #endif							/* DQ_API_H */

@@ -142,15 +142,6 @@ read_watch(Seat *seat)
 }
 
 /* Trouble with a watch is none of the poll's: its own looks tell what Redis says. */
-static bool
-is_redis_error(int sqlstate)
-{
-	return ERRCODE_TO_CATEGORY(sqlstate) == MAKE_SQLSTATE('0', '8', '0', '0', '0') ||
-		ERRCODE_TO_CATEGORY(sqlstate) == MAKE_SQLSTATE('2', '8', '0', '0', '0') ||
-		ERRCODE_TO_CATEGORY(sqlstate) == MAKE_SQLSTATE('H', 'V', '0', '0', '0') ||
-		sqlstate == ERRCODE_CANNOT_CONNECT_NOW;
-}
-
 /* Send what is to be sent, or read what has come. true: something has arrived. */
 static bool
 attend(const DqTarget *target, const DqKeys *keys, long ms, bool sending)
@@ -179,7 +170,7 @@ attend(const DqTarget *target, const DqKeys *keys, long ms, bool sending)
 	{
 		int			i;
 
-		if (!is_redis_error(geterrcode()))
+		if (!dq_error_is_redis(geterrcode()))
 			PG_RE_THROW();
 		MemoryContextSwitchTo(caller);
 		FlushErrorState();

@@ -73,16 +73,6 @@ queue_is_synced(DqQueue *queue, Snapshot snapshot)
 	return synced;
 }
 
-static bool
-is_redis_error(int sqlstate)
-{
-	return ERRCODE_TO_CATEGORY(sqlstate) == MAKE_SQLSTATE('0', '8', '0', '0', '0') ||
-		ERRCODE_TO_CATEGORY(sqlstate) == MAKE_SQLSTATE('2', '8', '0', '0', '0') ||
-		ERRCODE_TO_CATEGORY(sqlstate) == MAKE_SQLSTATE('H', 'V', '0', '0', '0') ||
-		sqlstate == ERRCODE_CANNOT_CONNECT_NOW || sqlstate == ERRCODE_OUT_OF_MEMORY ||
-		sqlstate == ERRCODE_READ_ONLY_SQL_TRANSACTION;
-}
-
 /*
  * One look, and a push: 1 synced, 0 not yet, -1 Redis does not answer.
  */
@@ -108,7 +98,7 @@ try_sync(DqQueue *queue, Snapshot snapshot, TimestampTz deadline, MemoryContext 
 	}
 	PG_CATCH();
 	{
-		if (!is_redis_error(geterrcode()))
+		if (!dq_error_is_redis(geterrcode()))
 			PG_RE_THROW();
 		MemoryContextSwitchTo(each);
 		FlushErrorState();

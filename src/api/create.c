@@ -22,56 +22,9 @@
 #include "utils/varlena.h"
 
 #include "compat.h"
-#include "queue/queue.h"
+#include "api/api.h"
 
 PG_FUNCTION_INFO_V1(dq_create_queue);
-
-#define SERVER_HINT \
-	"CREATE SERVER redis FOREIGN DATA WRAPPER dq_bridge OPTIONS (host '127.0.0.1', port '6379');"
-
-static char *
-only_server(void)
-{
-	List	   *servers = dq_server_list();
-	StringInfoData names;
-	ListCell   *lc;
-
-	if (servers == NIL)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("there is no server of foreign-data wrapper dq_bridge"),
-				 errhint("Create one: %s", SERVER_HINT)));
-	if (list_length(servers) == 1)
-		return GetForeignServer(linitial_oid(servers))->servername;
-
-	initStringInfo(&names);
-	foreach(lc, servers)
-		appendStringInfo(&names, "%s\"%s\"", names.len ? ", " : "",
-						 GetForeignServer(lfirst_oid(lc))->servername);
-	ereport(ERROR,
-			(errcode(ERRCODE_INVALID_OBJECT_DEFINITION),
-			 errmsg("there are several servers of foreign-data wrapper dq_bridge: %s",
-					names.data),
-			 errhint("Name one of them in argument \"server\".")));
-	return NULL;				/* keep compiler quiet */
-}
-
-static void
-check_server(const char *name)
-{
-	ForeignServer *server = GetForeignServerByName(name, true);
-
-	if (server == NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("server \"%s\" does not exist", name),
-				 errhint("Create one: %s", SERVER_HINT)));
-	if (server->fdwid != dq_wrapper_oid())
-		ereport(ERROR,
-				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("server \"%s\" is not one of foreign-data wrapper dq_bridge", name),
-				 errhint("Create one: %s", SERVER_HINT)));
-}
 
 /* {"shards": 4, "index": "off"} -> shards '4', "index" 'off' */
 static void
@@ -143,13 +96,13 @@ dq_create_queue(PG_FUNCTION_ARGS)
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
-				 errmsg("name of a queue must not be null")));
+				 errmsg("name of a queue must not be NULL")));
 	if (PG_ARGISNULL(1))
-		server = only_server();
+		server = dq_server_only();
 	else
 	{
 		server = pstrdup(NameStr(*PG_GETARG_NAME(1)));
-		check_server(server);
+		(void) dq_server_named(server);
 	}
 	if (!PG_ARGISNULL(2))
 		payload_type = PG_GETARG_OID(2);

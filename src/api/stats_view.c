@@ -52,14 +52,6 @@ set_count(StatsRow *row, enum StatsColumn column, int64 value)
 	set_value(row, column, Int64GetDatum(value));
 }
 
-/* Counters of what only sinks and handlers do: NULL until there was any. */
-static void
-set_count_if_any(StatsRow *row, enum StatsColumn column, int64 value)
-{
-	if (value != 0)
-		set_count(row, column, value);
-}
-
 static void
 set_interval(StatsRow *row, enum StatsColumn column, int64 us)
 {
@@ -114,12 +106,12 @@ fill_published(StatsRow *row, const DqShardStats *stats)
 	set_count(row, REMOVED, stats->removed);
 	set_count(row, REPLAYED, stats->replayed);
 	set_count(row, REMOVE_SCANS, stats->remove_scans);
-	set_count_if_any(row, DELIVERED, stats->delivered + stats->delivery.delivered);
-	set_count_if_any(row, RESCHEDULED, stats->rescheduled);
-	set_count_if_any(row, FAILED, stats->delivery.failed);
-	set_count_if_any(row, RETRIED, stats->delivery.retried);
-	set_count_if_any(row, DEAD, stats->delivery.dead);
-	set_count_if_any(row, IN_FLIGHT, stats->delivery.in_flight);
+	set_count(row, DELIVERED, stats->delivered + stats->delivery.delivered);
+	set_count(row, RESCHEDULED, stats->rescheduled);
+	set_count(row, FAILED, stats->delivery.failed);
+	set_count(row, RETRIED, stats->delivery.retried);
+	set_count(row, DEAD, stats->delivery.dead);
+	set_count(row, IN_FLIGHT, stats->delivery.in_flight);
 	if (stats->delivery.parked[0] != '\0')
 	{
 		set_value(row, LAST_ERROR, CStringGetTextDatum(stats->delivery.parked));

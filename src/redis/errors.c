@@ -144,6 +144,18 @@ dq_reply_sqlstate(const DqReply *reply)
 }
 
 bool
+dq_error_is_redis(int sqlstate)
+{
+	int			category = ERRCODE_TO_CATEGORY(sqlstate);
+
+	return category == MAKE_SQLSTATE('0', '8', '0', '0', '0') ||
+		category == MAKE_SQLSTATE('2', '8', '0', '0', '0') ||
+		category == MAKE_SQLSTATE('H', 'V', '0', '0', '0') ||
+		sqlstate == ERRCODE_CANNOT_CONNECT_NOW || sqlstate == ERRCODE_OUT_OF_MEMORY ||
+		sqlstate == ERRCODE_READ_ONLY_SQL_TRANSACTION;
+}
+
+bool
 dq_reply_is_transient(const DqReply *reply)
 {
 	const ErrorClass *class = classify(reply);

@@ -195,6 +195,11 @@ extern void dq_scripts_use_dir(const char *dir);
 extern int	dq_reply_sqlstate(const DqReply *reply);
 /* true for errors that pass by themselves (LOADING, BUSY, READONLY, OOM, ...) */
 extern bool dq_reply_is_transient(const DqReply *reply);
+/*
+ * Is this SQLSTATE one that a Redis server or the way to it is the cause of? For who
+ * catches an error and goes on.
+ */
+extern bool dq_error_is_redis(int sqlstate);
 /* Raise or log an error reply; script may be NULL; queue may be NULL. */
 extern void dq_reply_report(int elevel, const DqRedis *redis, const DqReply *reply,
 							const char *script, const char *queue);
