@@ -524,7 +524,10 @@ sub visit
 		$t->sql(($n =~ /[02468]$/ ? 'COMMIT' : 'ROLLBACK') . " PREPARED '$n'");
 	}
 	$session->run('SELECT dq_worker_start()') if $come eq 'hand';
-	settled("$n-", $name);
+	# what was taken in the last second before a loss may come again (G3)
+	my $polls = $loss && $come =~ /poll$/;
+	remember_taken() if $polls;
+	settled("$n-", $name, $polls);
 	if ($come eq 'call')
 	{
 		my $there = grep { $_ eq "$n-z" } $r->ready('q0'), $t->pending('q0');
