@@ -63,6 +63,27 @@ works('G5 after a restart');
 # ---- the switches --------------------------------------------------------------------------
 $t->sql("SELECT dq_worker_stop()");
 ok(poll_until(sub { !$t->sql("SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'dq_bridge%' AND datname = 'postgres'") }), 'dq_worker_stop: the database is free');
+# ... and as often as one likes: what was ended on purpose has not failed, so the last
+# start is not made to wait, and none stays until it is killed
+my $slowest = 0;
+for (1 .. 10)
+{
+	$t->sql('SELECT dq_worker_start()');
+	my $running = poll_until(sub { $t->sql("SELECT count(*) FROM dq_workers WHERE role = 'bridge' AND database = 'postgres' AND pid > 0") }, 5);
+	ok($running, "dq_worker_start, time $_") or last;
+	my $start = time();
+	$t->sql('SELECT dq_worker_stop()');
+	$slowest = time() - $start if time() - $start > $slowest;
+}
+cmp_ok($slowest, '<', 0.9, 'dq_worker_stop: those asked leave by themselves');
+for my $ms (map { $_ * 4 } 0 .. 12)
+{
+	$t->sql("SELECT dq_worker_start(); SELECT pg_sleep($ms / 1000.0); SELECT dq_worker_stop()");
+}
+$t->sql('SELECT dq_worker_start()');
+ok(poll_until(sub { $t->sql("SELECT count(*) FROM dq_workers WHERE role = 'bridge' AND database = 'postgres' AND pid > 0") }, 5),
+	'dq_worker_start after many that were ended at once');
+$t->sql('SELECT dq_worker_stop()');
 $t->sql("SELECT dq_offer('q', 'by hand')");
 is($t->sql("SELECT dq_sync('q')"), 't', 'dq_sync relays itself when no worker runs');
 is($t->sql("SELECT dq_transfer('q')"), '1', 'dq_transfer moves by hand');

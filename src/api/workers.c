@@ -59,6 +59,26 @@ set_stopped(bool stopped)
 	db = dq_database_entry(MyDatabaseId, stopped);
 	if (db != NULL)
 		db->stopped = stopped;
+	if (!stopped)
+	{
+		/* what was ended on purpose, however often, has not failed */
+		if (db != NULL)
+		{
+			db->failures = 0;
+			db->not_before = 0;
+		}
+		for (int i = 0; i < DQ_MAX_WORKERS; i++)
+		{
+			DqWorkerSlot *slot = &s->workers[i];
+
+			if (slot->in_use && slot->role != DQ_ROLE_LAUNCHER &&
+				slot->dboid == MyDatabaseId)
+			{
+				slot->failures = 0;
+				slot->not_before = 0;
+			}
+		}
+	}
 	LWLockRelease(&s->lock);
 	if (stopped && db == NULL)
 		ereport(ERROR,
@@ -154,7 +174,7 @@ dq_worker_stop(PG_FUNCTION_ARGS)
 	PreventCommandDuringRecovery("dq_worker_stop()");
 
 	set_stopped(true);
-	(void) dq_wake_bridge(MyDatabaseId, InvalidOid);
+	dq_wake_workers(MyDatabaseId);
 	dq_wake_launcher();
 
 	while (count_workers(0) > 0)

@@ -156,6 +156,8 @@ extern bool dq_wake_bridge(Oid dboid, Oid serverid);
  * that bridges compare, wakes nobody. */
 extern void dq_note_rollback(void);
 extern uint64 dq_rollbacks(void);
+/* All processes of the database: something has changed for each. */
+extern void dq_wake_workers(Oid dboid);
 /* Set the latch of an owner's executor. */
 extern void dq_wake_executor(Oid dboid, Oid owner);
 extern bool dq_bridge_alive(Oid dboid, Oid serverid);	/* pid != 0 */

@@ -80,6 +80,22 @@ dq_wake_bridge(Oid dboid, Oid serverid)
 }
 
 void
+dq_wake_workers(Oid dboid)
+{
+	DqShared   *s = dq_shared();
+
+	LWLockAcquire(&s->lock, LW_SHARED);
+	for (int i = 0; i < DQ_MAX_WORKERS; i++)
+	{
+		DqWorkerSlot *slot = &s->workers[i];
+
+		if (slot->in_use && slot->dboid == dboid && slot->pid != 0)
+			set_latch_of(slot->procno);
+	}
+	LWLockRelease(&s->lock);
+}
+
+void
 dq_wake_executor(Oid dboid, Oid owner)
 {
 	DqShared   *s = attach_if_safe();

@@ -62,12 +62,13 @@ check_reasons(void)
 	if (!IsTransactionState())
 		QueryCancelPending = false;
 	CHECK_FOR_INTERRUPTS();
+	/* each time: who asks wakes us once */
+	if (dq_database_stopped(MyDatabaseId))
+		leave("dq_worker_stop", "stopped", 0);
 	now = GetCurrentTimestamp();
 	if (!TimestampDifferenceExceeds(checked_at, now, CHECK_MS) && now >= checked_at)
 		return;
 	checked_at = now;
-	if (dq_database_stopped(MyDatabaseId))
-		leave("dq_worker_stop", "stopped", 0);
 	if (dq_database_is_waited_for(MyDatabaseId))
 	{
 		dq_worker_thrives();

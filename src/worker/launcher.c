@@ -211,27 +211,87 @@ start_looks(DqShared *s, const DqShared *copy, List *databases, TimestampTz now)
 			continue;
 		if (looks >= MAX_LOOKS)
 			break;
+		/*
+		 * A failure until the look says otherwise. Written down first: it may be over
+		 * before we hear of its start.
+		 */
+		LWLockAcquire(&s->lock, LW_EXCLUSIVE);
+		entry = dq_database_entry(db->dboid, false);
+		if (entry != NULL)
+		{
+			entry->not_before = backoff(now, entry->failures);
+			entry->failures++;
+			wake_by(entry->not_before);
+		}
+		LWLockRelease(&s->lock);
 		started = dq_children_start(copy, DQ_ROLE_BRIDGE, db->dboid, InvalidOid, name->name, "", now);
+		if (started)
+		{
+			looks++;
+			continue;
+		}
 
 		LWLockAcquire(&s->lock, LW_EXCLUSIVE);
 		entry = dq_database_entry(db->dboid, false);
 		if (entry != NULL)
 		{
-			if (started)
-			{
-				/* a failure until the look says otherwise */
-				entry->not_before = backoff(now, entry->failures);
-				entry->failures++;
-			}
-			else
-				entry->not_before = TimestampTzPlusMilliseconds(now, NO_SLOT_MS);
+			entry->failures = db->failures;
+			entry->not_before = TimestampTzPlusMilliseconds(now, NO_SLOT_MS);
 			wake_by(entry->not_before);
 		}
 		LWLockRelease(&s->lock);
-		if (!started)
-			break;
-		looks++;
+		break;
 	}
+}
+
+static bool
+same_slot(const DqWorkerSlot *real, const DqWorkerSlot *slot)
+{
+	return real->in_use && real->role == slot->role && real->dboid == slot->dboid &&
+		real->serverid == slot->serverid && real->pid == 0;
+}
+
+/* A process is about to be started for it: a failure until that thrives. */
+static void
+charge_attempt(DqShared *s, const DqWorkerSlot *slot, DqWorkerSlot *real, TimestampTz now)
+{
+	LWLockAcquire(&s->lock, LW_EXCLUSIVE);
+	if (same_slot(real, slot))
+	{
+		real->not_before = backoff(now, real->failures);
+		real->failures++;
+		wake_by(real->not_before);
+	}
+	LWLockRelease(&s->lock);
+}
+
+/* None could be started: no attempt of its own. */
+static void
+note_no_slot(DqShared *s, const DqWorkerSlot *slot, DqWorkerSlot *real, TimestampTz now)
+{
+	LWLockAcquire(&s->lock, LW_EXCLUSIVE);
+	if (same_slot(real, slot))
+	{
+		real->failures = slot->failures;
+		/* the end of a look wakes us */
+		if (dq_children_looks() > 0)
+			real->not_before = slot->not_before;
+		else
+		{
+			real->not_before = TimestampTzPlusMilliseconds(now, NO_SLOT_MS);
+			if (strcmp(real->state, "no_slot") != 0)
+			{
+				strlcpy(real->state, "no_slot", sizeof(real->state));
+				real->since = now;
+				snprintf(real->last_error, sizeof(real->last_error),
+						 "no free slot in max_worker_processes (%d)",
+						 max_worker_processes);
+				real->last_error_at = now;
+			}
+		}
+		wake_by(real->not_before);
+	}
+	LWLockRelease(&s->lock);
 }
 
 /* Bridges and executors that are wanted and have no process. True: a slot was missing. */
@@ -272,36 +332,14 @@ start_wanted(DqShared *s, const DqShared *copy, List *databases, TimestampTz now
 		}
 		if (!out_of_slots)
 		{
+			/* first, as it may end before we hear of its start */
+			charge_attempt(s, slot, real, now);
 			started = dq_children_start(copy, slot->role, slot->dboid, slot->serverid,
 										name->name, slot->server, now);
 			out_of_slots = !started;
 		}
-
-		LWLockAcquire(&s->lock, LW_EXCLUSIVE);
-		if (real->in_use && real->role == slot->role && real->dboid == slot->dboid &&
-			real->serverid == slot->serverid && real->pid == 0)
-		{
-			if (started)
-			{
-				real->not_before = backoff(now, real->failures);
-				real->failures++;
-			}
-			else if (dq_children_looks() == 0)	/* whose end wakes us */
-			{
-				real->not_before = TimestampTzPlusMilliseconds(now, NO_SLOT_MS);
-				if (strcmp(real->state, "no_slot") != 0)
-				{
-					strlcpy(real->state, "no_slot", sizeof(real->state));
-					real->since = now;
-					snprintf(real->last_error, sizeof(real->last_error),
-							 "no free slot in max_worker_processes (%d)",
-							 max_worker_processes);
-					real->last_error_at = now;
-				}
-			}
-			wake_by(real->not_before);
-		}
-		LWLockRelease(&s->lock);
+		if (!started)
+			note_no_slot(s, slot, real, now);
 	}
 	return out_of_slots;
 }
